@@ -1,0 +1,40 @@
+# Every target works from a bare checkout: the environment is made on first use
+# and again when the package's requirements change.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# The pins hold inside pip's isolated builds too; newer versions of pip read the second name.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## Learn ten permuted-digit tasks: fine-tuning, GPM and TRGP
+	$(BIN)/python examples/permuted_digits.py
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, check the formatting and the types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY) ## Time the core operations
+	$(BIN)/python bench/core.py
+
+clean: ## Remove the environment, the caches and the build products
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) --editable '.[dev]'
+	touch $@

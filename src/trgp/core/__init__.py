@@ -1,0 +1,1 @@
+"""The algorithm itself, piece by piece: needs torch alone and imports nothing else of trgp."""

@@ -1,0 +1,109 @@
+"""Hooks that see every input of every protected layer, and the Gram matrices streamed from them."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import Layer, Site
+
+Observer = Callable[[Layer, Site, Tensor], None]
+
+# Columns are unfolded in slices of about this many numbers: large images would fill the memory.
+SLICE = 1 << 24
+
+
+@dataclass
+class Gram:
+    """A = R R' of a layer's inputs R, summed in float64 and never holding R itself."""
+
+    A: Tensor  # (g, n, n)
+    columns: int = 0  # how many columns of R have been seen
+    eps: float = 0.0  # rounding of the activations: what a numerical zero is measured by
+
+    def add(self, columns: Tensor) -> None:
+        """Add the columns (g, N, n) of a batch."""
+        X = columns.to(self.A.dtype)
+        self.A += X.mT @ X
+        self.columns += X.shape[1]
+        # Half precision counts as float32: n * eps would otherwise exceed the largest eigenvalue.
+        dtype = torch.promote_types(columns.dtype, torch.float32)
+        self.eps = max(self.eps, torch.finfo(dtype).eps)
+
+
+class GramCapture:
+    """Accumulates one Gram matrix a layer while a model runs under `observing`."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        self.grams: dict[str, Gram] = {}
+        for layer in layers:
+            groups, _, n = layer.shape
+            A = torch.zeros(groups, n, n, dtype=torch.float64, device=layer.weight.param.device)
+            self.grams[layer.name] = Gram(A)
+
+    @torch.no_grad()
+    def __call__(self, layer: Layer, site: Site, x: Tensor) -> None:
+        check_input(layer, site, x)
+        unfolded = x.numel() * math.prod(getattr(site.module, "kernel_size", (1,)))
+        for part in torch.split(x, max(1, SLICE * len(x) // max(1, unfolded))):
+            self.grams[layer.name].add(layer.columns(site, part))
+
+    def finite(self) -> None:
+        """Refuse a Gram matrix with a NaN or an infinity in it, naming the layer."""
+        for name, gram in self.grams.items():
+            _require_finite(name, gram.A)
+
+
+def check_input(layer: Layer, site: Site, x: Tensor) -> None:
+    """Refuse inputs that no layer can multiply with its weight."""
+    if not x.is_floating_point():
+        raise TypeError(
+            f"Layer '{layer.name}' received integer inputs ({x.dtype}); convert them to floating "
+            "point in loss_fn before the model sees them."
+        )
+
+
+def check_finite_input(layer: Layer, site: Site, x: Tensor) -> None:
+    """Refuse inputs that are integers, NaN or infinite, naming the layer."""
+    check_input(layer, site, x)
+    _require_finite(layer.name, x)
+
+
+def _require_finite(name: str, x: Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        raise ValueError(
+            f"Layer '{name}' received NaN or infinite inputs; check the data and the weights of "
+            "the layers before it."
+        )
+
+
+@contextmanager
+def observing(layers: Iterable[Layer], observer: Observer) -> Iterator[None]:
+    """While this is open, the observer is called with every input of every layer.
+
+    Fused inference kernels and compiled graphs would step around the hooks, so both are off.
+    """
+    by_module: dict[nn.Module, list[tuple[Layer, Site]]] = {}
+    for layer in layers:
+        for site in layer.sites:
+            by_module.setdefault(site.module, []).append((layer, site))
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for layer, site in by_module[module]:
+            for x in site.inputs(module, args, kwargs):
+                observer(layer, site, x)
+
+    handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in by_module]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for handle in handles:
+            handle.remove()

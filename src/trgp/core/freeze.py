@@ -1,0 +1,38 @@
+"""Parts that no projection can protect: still after the first task."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import MethodType
+
+from torch import nn
+
+
+@dataclass
+class Frozen:
+    """Parameters that no longer train and norm layers that stay in eval mode, until `thaw`."""
+
+    params: list[nn.Parameter] = field(default_factory=list)
+    norms: list[nn.Module] = field(default_factory=list)
+
+    def freeze(self, params: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
+        for param in params:
+            if param.requires_grad:
+                param.requires_grad_(False)
+                param.grad = None  # an optimizer kept from before must find nothing to do
+                self.params.append(param)
+        for norm in norms:
+            # `model.train()` calls this on every module: no hook, so nothing is added to a forward.
+            norm.train = MethodType(_stay_in_eval, norm)  # type: ignore[method-assign]
+            norm.eval()
+            self.norms.append(norm)
+
+    def thaw(self) -> None:
+        for param in self.params:
+            param.requires_grad_(True)
+        for norm in self.norms:
+            vars(norm).pop("train", None)
+        self.params, self.norms = [], []
+
+
+def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
+    return type(module).train(module, False)

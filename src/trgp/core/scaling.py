@@ -1,0 +1,90 @@
+"""Scaled weight projection (paper, section 4.2): old tasks' frozen weights, reused through Q.
+
+W_eff = W + sum over j in the trust region of W B_j (Q_j - I) B_j'. What is stored and learnt is
+S_j = Q_j - I of size r_j x r_j, so that a task starts at zero (W_eff = W) and weight decay pulls
+towards the identity.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .layers import Layer, Slot
+
+
+def effective_weight(W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tensor]) -> Tensor:
+    """W (g, o, n) + sum_j (W B_j) S_j B_j', with B_j (g, n, r_j), S_j = Q_j - I (g, r_j, r_j)."""
+    return W + sum(
+        (((W @ B) @ S) @ B.mT for B, S in zip(bases, scalings, strict=True)), torch.zeros_like(W)
+    )
+
+
+class Scaling(nn.Module):
+    """The scalings S_j of one layer for the task being learnt, and the change they make to W."""
+
+    def __init__(self, coordinates: Sequence[Tensor], bases: Sequence[Tensor]) -> None:
+        """Of the trusted tasks: C_j = W B_j (g, o, r_j) and B_j (g, n, r_j).
+
+        C_j is a constant: W moves orthogonally to every B_j, and the gradient that would reach W
+        through it lies in span(M), where the projection removes it.
+        """
+        super().__init__()
+        self.S = nn.ParameterList(
+            nn.Parameter(C.new_zeros(len(C), C.shape[2], C.shape[2])) for C in coordinates
+        )
+        for j, C in enumerate(coordinates):
+            self.register_buffer(f"C{j}", C, persistent=False)
+        self.register_buffer("B", torch.cat(list(bases), dim=2), persistent=False)
+
+    def rows(self) -> Tensor:
+        """[C_1 S_1, C_2 S_2, ...] (g, o, sum of r_j): the change of W in the trusted bases."""
+        parts = [self.get_buffer(f"C{j}") @ S for j, S in enumerate(self.S)]
+        return torch.cat(parts, dim=2)
+
+    def change(self, first: int, last: int) -> Tensor:
+        """Columns first..last of W_eff - W, in full precision also under autocast."""
+        B = self.get_buffer("B")
+        with torch.autocast(B.device.type, enabled=False):
+            return self.rows() @ B[:, first:last].mT
+
+
+class Scaled(nn.Module):
+    """A parametrization of a weight (or a bias): itself, plus its columns of the layer's change."""
+
+    def __init__(self, scaling: Scaling, first: int, last: int) -> None:
+        super().__init__()
+        self.scaling = scaling
+        self.first, self.last = first, last
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        change = self.scaling.change(self.first, self.last)
+        return tensor + change.reshape(tensor.shape).to(tensor.dtype)
+
+
+def scale(layer: Layer, scaling: Scaling) -> None:
+    """Let the layer compute with its effective weight, wherever it is used."""
+    kernel = layer.shape[2] - len(layer.biases)
+    columns = {id(layer.weight.param): (0, kernel)}
+    for i, bias in enumerate(layer.biases):
+        columns[id(bias.param)] = (kernel + i, kernel + i + 1)
+    places = {
+        slot: Scaled(scaling, *columns[id(slot.param)])
+        for site in layer.sites
+        for slot in (site.weight, site.bias)
+        if slot is not None and id(slot.param) in columns
+    }
+    for slot, scaled in places.items():
+        parametrize.register_parametrization(slot.module, slot.attribute, scaled, unsafe=True)
+
+
+def unscale(layer: Layer) -> None:
+    """Back to plain parameters, holding the shared weight."""
+    for slot in _scaled_slots(layer):
+        parametrize.remove_parametrizations(slot.module, slot.attribute, leave_parametrized=False)
+
+
+def _scaled_slots(layer: Layer) -> set[Slot]:
+    slots = {s for site in layer.sites for s in (site.weight, site.bias) if s is not None}
+    return {s for s in slots if parametrize.is_parametrized(s.module, s.attribute)}

@@ -1,0 +1,180 @@
+"""A layer's memory M, and the choice of a task's bases from it (paper, section 4.3).
+
+Everything is computed from A = R R', the Gram matrix of the layer's inputs R in the task: trace(A)
+is ||R||_F^2, an old direction m_i holds delta_i = m_i' A m_i of it, and the new directions with
+their squared singular values are the eigenvectors of (I - MM') A (I - MM').
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Memory:
+    """What a layer must not forget.
+
+    M (g, n, m) is an orthonormal basis of every protected direction, group by group; a group of
+    lower rank has zero columns on the right, which contribute nothing anywhere.
+    C = W M (g, o, m) is the shared weight's part inside span(M): frozen for good, it is what all
+    old tasks rely on. A column never changes its place, so the basis of task j is a mask over them.
+    """
+
+    M: Tensor
+    C: Tensor
+    ranks: Tensor  # (g,) columns in use
+    masks: dict[int | str, Tensor]  # per task, (g, m at that time) bool: B_j = M[:, mask]
+
+    @classmethod
+    def empty(cls, groups: int, outputs: int, inputs: int, like: Tensor) -> "Memory":
+        return cls(
+            M=like.new_zeros(groups, inputs, 0),
+            C=like.new_zeros(groups, outputs, 0),
+            ranks=torch.zeros(groups, dtype=torch.long, device=like.device),
+            masks={},
+        )
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Memory":
+        return Memory(
+            M=self.M.to(device, dtype),
+            C=self.C.to(device, dtype),
+            ranks=self.ranks.to(device),
+            masks={task: mask.to(device) for task, mask in self.masks.items()},
+        )
+
+    def basis(self, task: int | str) -> Tensor:
+        """B_j (g, n, r_j)."""
+        return columns_of(self.M, self.masks[task])
+
+    def grown(self, extension: "Extension", W: Tensor, task: int | str) -> "Memory":
+        """The memory after a task, given the shared weight W it ended with."""
+        C = W @ extension.M
+        frozen = torch.arange(self.C.shape[2], device=C.device) < self.ranks[:, None]
+        m = self.C.shape[2]
+        C[:, :, :m] = self.C.where(frozen[:, None, :], C[:, :, :m])  # never rounded again
+        masks = self.masks | {task: extension.mask}
+        return Memory(extension.M, C, extension.ranks, masks)
+
+    @property
+    def nbytes(self) -> int:
+        return self.M.nbytes + self.C.nbytes
+
+
+@dataclass
+class Extension:
+    """The outcome of a task for one layer: its new directions and its basis."""
+
+    M: Tensor  # (g, n, m'), the old columns first
+    ranks: Tensor
+    mask: Tensor  # (g, m') the columns that make B_t
+
+
+def extend(
+    M: Tensor,
+    ranks: Tensor,
+    A: Tensor,
+    *,
+    columns: int,
+    eps: float,
+    threshold: float,
+    pooled: bool = True,
+) -> Extension:
+    """The shortest choice of old and new directions that holds `threshold` of A's energy.
+
+    With `pooled`, old and new directions compete by the energy they hold (TRGP); without, every old
+    direction counts before any new one (GPM). `columns` is how many inputs A sums over: with few of
+    them its eigenvectors are found in their span. Energies below n * eps * lambda_max are zero.
+    """
+    M64 = M.to(A.dtype)
+    n, m = M.shape[1:]
+    energy = A.diagonal(dim1=1, dim2=2).sum(1)
+    old = (M64 * (A @ M64)).sum(1)
+    rest = _residual(_residual(A, M64).mT, M64)
+    values, vectors = _eigen((rest + rest.mT) / 2, columns)
+    zero = n * eps * torch.maximum(_largest_eigenvalue(A), values[:, 0])
+    free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
+    new = values.where(free & (values > zero[:, None]), 0.0)
+
+    held = torch.cat([old.where(old > zero[:, None], 0.0), new], dim=1)
+    order = held.clone()
+    if not pooled:
+        order[:, :m] = torch.inf
+    by_rank = order.argsort(dim=1, descending=True, stable=True)
+    ranked = held.gather(1, by_rank)
+    before = ranked.cumsum(1) - ranked
+    # At 1.0 everything that is not a numerical zero is kept, whatever the sums round to.
+    enough = before >= threshold * energy[:, None] if threshold < 1 else torch.zeros_like(order) > 0
+    chosen = torch.zeros_like(enough).scatter_(1, by_rank, (ranked > 0) & ~enough)
+
+    counts = chosen[:, m:].sum(1)
+    width = int(counts.max())
+    fresh = _orthonormal(vectors[:, :, :width], M64, counts)
+    places = ranks[:, None] + torch.arange(width, device=A.device)
+    wide = torch.cat([M64, M64.new_zeros(len(M), n, width)], dim=2)
+    wide.scatter_add_(2, places[:, None, :].expand_as(fresh), fresh)
+    mask = torch.cat([chosen[:, :m], chosen.new_zeros(len(M), width)], dim=1)
+    mask.scatter_(1, places, chosen[:, m : m + width])
+    ranks = ranks + counts
+    used = int(ranks.max())
+    return Extension(wide[:, :, :used].to(M.dtype), ranks, mask[:, :used])
+
+
+def columns_of(M: Tensor, mask: Tensor) -> Tensor:
+    """The columns of M (g, n, m) under a mask (g, <= m), zero-padded to one count: (g, n, r)."""
+    index, valid = _places(mask)
+    picked = M.gather(2, index[:, None, :].expand(-1, M.shape[1], -1))
+    return picked * valid[:, None, :]
+
+
+def put_columns(values: Tensor, mask: Tensor, width: int) -> Tensor:
+    """The inverse of `columns_of`: (g, k, r) at the columns of a mask, in a (g, k, width) zero."""
+    index, valid = _places(mask)
+    out = values.new_zeros(*values.shape[:2], width)
+    return out.scatter_add_(2, index[:, None, :].expand_as(values), values * valid[:, None, :])
+
+
+def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
+    count = int(mask.sum(1).max()) if mask.numel() else 0
+    index = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]
+    return index, mask.gather(1, index)
+
+
+def _residual(A: Tensor, M: Tensor) -> Tensor:
+    return A - (A @ M) @ M.mT
+
+
+def _eigen(A: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of A in descending order, with their vectors: all, or those of its range."""
+    n = A.shape[1]
+    if columns * 2 >= n:
+        values, vectors = torch.linalg.eigh(A)
+        return values.flip(1), vectors.flip(2)
+    # A is a sum over fewer columns than n: its range is spanned by as many of its images of random
+    # vectors, and the eigenproblem is that small. The draws are fixed: the result must not vary.
+    draws = torch.Generator(A.device).manual_seed(0)
+    probe = torch.randn(n, columns, generator=draws, device=A.device, dtype=A.dtype)
+    span = torch.linalg.qr(A @ probe).Q
+    values, vectors = torch.linalg.eigh(span.mT @ A @ span)
+    return values.flip(1), span @ vectors.flip(2)
+
+
+def _largest_eigenvalue(A: Tensor, steps: int = 32) -> Tensor:
+    """lambda_max of each A (g, n, n) by power iteration, close enough to measure a zero by."""
+    start = A.diagonal(dim1=1, dim2=2).argmax(1)
+    v = A[torch.arange(len(A), device=A.device), :, start].unsqueeze(2)
+    length = torch.zeros(len(A), dtype=A.dtype, device=A.device)
+    for _ in range(steps):
+        v = v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
+        v = A @ v
+        length = v.norm(dim=1).squeeze(1)
+    return length
+
+
+def _orthonormal(vectors: Tensor, M: Tensor, counts: Tensor) -> Tensor:
+    """The first `counts` vectors of each group, orthonormal to each other and to M to rounding."""
+    valid = torch.arange(vectors.shape[2], device=M.device) < counts[:, None]
+    vectors = vectors * valid[:, None, :]
+    for _ in range(2):  # once leaves what cancellation left of weak directions; twice is enough
+        vectors = torch.linalg.qr(vectors - M @ (M.mT @ vectors)).Q
+    return vectors * valid[:, None, :]

@@ -1,0 +1,39 @@
+"""Which old tasks a layer trusts (paper, section 4.1)."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+TaskId = int | str
+
+
+def projections(G: Tensor, M: Tensor, masks: Mapping[TaskId, Tensor]) -> dict[TaskId, float]:
+    """||G B_j B_j'||_F^2 for every old task j, from the one product T = G M.
+
+    B_j is orthonormal and made of columns of M, so the squared norm is the sum over its columns of
+    the energy of T there.
+    """
+    energy = (G @ M).double().square().sum(1)  # (g, m)
+    widened = [torch.nn.functional.pad(k, (0, M.shape[2] - k.shape[1])) for k in masks.values()]
+    if not widened:
+        return {}
+    sums = (torch.stack(widened) * energy).sum((1, 2)).tolist()
+    return dict(zip(masks, sums, strict=True))
+
+
+def trust_region(
+    squared: Mapping[TaskId, float], total: float, epsilon: float, top_k: int
+) -> list[TaskId]:
+    """The old tasks with ||G B_j B_j'|| >= epsilon ||G||, the `top_k` strongest, strongest first.
+
+    Nothing is trusted where the gradient is zero: it says nothing about any task.
+    """
+    passing = [j for j, s in squared.items() if s > 0 and s**0.5 >= epsilon * total**0.5]
+    return sorted(passing, key=lambda j: -squared[j])[:top_k]
+
+
+def total_over(layers: Sequence[Mapping[TaskId, float]]) -> dict[TaskId, float]:
+    """The same squared norms for the gradient of all layers together (a task-wise trust region)."""
+    tasks = dict.fromkeys(j for layer in layers for j in layer)
+    return {j: sum(layer.get(j, 0.0) for layer in layers) for j in tasks}

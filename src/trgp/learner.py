@@ -1,0 +1,660 @@
+"""GPM and TRGP as objects a user attaches to a model and a training loop (paper, section 4.4)."""
+
+import logging
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self, SupportsIndex
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from . import optimizers, state
+from .batches import first_samples, samples_in
+from .core.capture import GramCapture, check_finite_input, observing
+from .core.freeze import Frozen
+from .core.guard import Guard, with_coordinates
+from .core.layers import Norm, make_plan, unmatched
+from .core.quiet import undisturbed
+from .core.scaling import Scaling, scale, unscale
+from .core.subspace import Memory, columns_of, extend
+from .core.trust_region import TaskId, projections, total_over, trust_region
+from .options import Option, check_option, value_of
+from .summary import summary
+from .task import Change, TaskRecord
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+Scope = Literal["layer", "task"]
+
+log = logging.getLogger("trgp")
+
+
+class UnknownTaskError(KeyError):
+    """A task that has not been learnt."""
+
+    def __str__(self) -> str:  # KeyError would show the sentence in quotes
+        return str(self.args[0])
+
+
+@dataclass
+class OpenTask:
+    """A task between `begin_task` and `end_task`."""
+
+    task: TaskId
+    loss_fn: LossFn
+    thresholds: dict[str, float]
+    selected: dict[str, list[TaskId]]
+    scalings: dict[str, Scaling] = field(default_factory=dict)
+
+    @property
+    def scaling_params(self) -> list[nn.Parameter]:
+        return [S for scaling in self.scalings.values() for S in scaling.S]
+
+
+class GPM:
+    """Gradient projection memory: weights move only orthogonally to the inputs of old tasks.
+
+    `model` is any `torch.nn.Module`; its linear, convolution and attention layers are protected.
+    """
+
+    functions: ClassVar[tuple[str, ...]] = ("threshold",)  # options that may be functions
+    plain: ClassVar[tuple[str, ...]] = ("memory_samples", "exclude", "per_task", "norm")
+    pooled: ClassVar[bool] = False  # every old direction counts before a new one is added
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threshold: Option = 0.97,
+        memory_samples: int | None = None,
+        exclude: Sequence[str] = (),
+        per_task: Sequence[str] = (),
+        norm: Norm = "freeze",
+    ) -> None:
+        """Prepare to protect a model.
+
+        threshold: share of the energy of a layer's inputs that its memory keeps, in (0, 1]; a
+            number, a mapping from globs over layer names, or a function of (layer, task).
+        memory_samples: how many samples of a task feed its memory; None is the whole loader.
+        exclude: globs over module names; what they match is left alone (heads, for instance).
+        per_task: globs over module names; what they match is copied for every task.
+        norm: norm layers are frozen after the first task ("freeze"), copied for every task
+            ("per_task"), or left trainable and shared ("shared").
+        """
+        check_option("threshold", threshold, zero=False)
+        _check_count("memory_samples", memory_samples)
+        if norm not in ("freeze", "per_task", "shared"):
+            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
+        self.model = model
+        self.threshold = threshold
+        self.memory_samples = memory_samples
+        self.exclude = _patterns("exclude", exclude)
+        self.per_task = _patterns("per_task", per_task)
+        self.norm: Norm = norm
+        self._plan = make_plan(model, self.exclude, self.per_task, norm)
+        if not self._plan.layers:
+            raise ValueError(
+                "The model has nothing to protect: no trainable linear, convolution or attention "
+                "layer outside exclude=[...] and per_task=[...]."
+            )
+        self._memory = {
+            name: Memory.empty(*layer.shape, like=layer.matrix())
+            for name, layer in self._plan.layers.items()
+        }
+        self._tasks: dict[TaskId, TaskRecord] = {}
+        self._active: TaskId | None = None  # whose weights the model holds between tasks
+        self._open: OpenTask | None = None
+        self._frozen = Frozen()
+        self._guard = Guard()
+        self._attached: WeakKeyDictionary[Optimizer, list[RemovableHandle]] = WeakKeyDictionary()
+        self._detached = False
+        self._notice()
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def begin_task(self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn) -> None:
+        """Start learning a task: the model computes with its effective weights from now on.
+
+        loss_fn(model, batch) returns a scalar loss. A part of the loader is read, without a trace
+        in the model, its modes or any random state. On an error nothing has changed.
+        """
+        task = self._check_new(task)
+        self._check_structure()
+        layers = self._plan.layers
+        thresholds = {
+            name: value_of("threshold", self.threshold, name, task, zero=False) for name in layers
+        }
+        self._follow_model()
+        self._check_active()
+        with self._restored(on_error_only=True):
+            self._hold({name: memory.C for name, memory in self._memory.items()})
+            with undisturbed(self.model, loader):
+                selected = self._select(task, loader, loss_fn)
+        opened = OpenTask(task, loss_fn, thresholds, selected)
+        for name, trusted in selected.items():
+            if trusted:
+                memory = self._memory[name]
+                masks = [memory.masks[j] for j in trusted]
+                opened.scalings[name] = Scaling(
+                    [columns_of(memory.C, mask) for mask in masks],
+                    [columns_of(memory.M, mask) for mask in masks],
+                )
+                scale(layers[name], opened.scalings[name])
+        self._guard.pins = [
+            (layers[name], memory.M, memory.C)
+            for name, memory in self._memory.items()
+            if memory.M.shape[2]
+        ]
+        self._open = opened
+        for optimizer in self._attached:
+            optimizers.add(optimizer, opened.scaling_params)
+
+    def attach(self, optimizer: Optimizer) -> Optimizer:
+        """Keep this optimizer's updates out of the protected space; returns the same optimizer.
+
+        An optimizer kept over several tasks needs this once: later scalings join it by themselves.
+        """
+        self._require_alive()
+        optimizers.check(optimizer, self.model)
+        if optimizer not in self._attached:
+            self._attached[optimizer] = self._guard.watch(optimizer)
+        return optimizer
+
+    @torch.no_grad()
+    def end_task(self, loader: Iterable[Any]) -> None:
+        """Finish the task: extend the memory with the loader's samples, keep what the task needs.
+
+        The samples pass through loss_fn without gradients. On an error the task stays open.
+        """
+        opened = self._require_open()
+        self._follow_model()
+        self._check_trained(opened)
+        layers = self._plan.layers
+        capture = GramCapture(layers.values())
+        with undisturbed(self.model, loader), torch.no_grad(), observing(layers.values(), capture):
+            for batch in first_samples(loader, self.memory_samples):
+                opened.loss_fn(self.model, batch)
+        capture.finite()
+        extensions = {
+            name: extend(
+                self._memory[name].M,
+                self._memory[name].ranks,
+                gram.A,
+                columns=gram.columns,
+                eps=gram.eps,
+                threshold=opened.thresholds[name],
+                pooled=self.pooled,
+            )
+            for name, gram in capture.grams.items()
+        }
+        # Nothing below can fail: the task closes and becomes part of the memory.
+        self._tasks[opened.task] = TaskRecord(
+            selected=opened.selected,
+            changes={
+                name: Change.of(opened.selected[name], list(scaling.S), self._memory[name])
+                for name, scaling in opened.scalings.items()
+            },
+            copies={n: slot.param.detach().clone() for n, slot in self._plan.per_task.items()},
+        )
+        for optimizer in self._attached:
+            optimizers.remove(optimizer, opened.scaling_params)
+        for name, layer in layers.items():
+            unscale(layer)
+            memory = self._memory[name]
+            W = with_coordinates(layer.matrix(), memory.M, memory.C)
+            layer.assign(W)
+            self._memory[name] = memory.grown(extensions[name], W, opened.task)
+        self._guard.pins = []
+        self._open = None
+        self._active = opened.task
+        self._hold(self._coordinates(opened.task))
+        self._freeze()
+
+    # ---- using what was learnt --------------------------------------------------------------
+
+    @contextmanager
+    def task(self, task: TaskId) -> Iterator[nn.Module]:
+        """The model with the effective weights of a learnt task; as it was before on exit."""
+        self._require_alive()
+        if self._open is not None and task == self._open.task:
+            yield self.model
+            return
+        record = self._record(task)
+        self._follow_model()
+        self._check_active()
+        with self._restored():
+            self._become(task, record)
+            yield self.model
+
+    def detach(self, task: TaskId) -> nn.Module:
+        """Leave the plain model, holding that task's weights for good; the learner ends here."""
+        self._require_idle("detach")
+        record = self._record(task)
+        self._follow_model()
+        self._check_active()
+        self._become(task, record)
+        for handles in self._attached.values():
+            for handle in handles:
+                handle.remove()
+        self._attached.clear()
+        self._frozen.thaw()
+        self._detached = True
+        return self.model
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Everything to train now: weights, heads, and the scalings of the task being learnt."""
+        self._require_alive()
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    def param_groups(self, *, lr: float, scale_lr: float | None = None) -> list[dict[str, Any]]:
+        """The same for an optimizer's constructor, with a learning rate for the scalings."""
+        scalings = self._open.scaling_params if self._open is not None else []
+        apart = {id(S) for S in scalings}
+        weights = [p for p in self.parameters() if id(p) not in apart]
+        return [
+            {"params": weights, "lr": lr},
+            {
+                "params": scalings,
+                "lr": lr if scale_lr is None else scale_lr,
+                optimizers.SCALE_GROUP: True,
+            },
+        ]
+
+    @property
+    def selected(self) -> dict[TaskId, dict[str, list[TaskId]]]:
+        """Per task and layer the trusted old tasks, strongest first."""
+        records = {task: record.selected for task, record in self._tasks.items()}
+        if self._open is not None:
+            records[self._open.task] = self._open.selected
+        return {
+            task: {layer: list(trusted) for layer, trusted in chosen.items()}
+            for task, chosen in records.items()
+        }
+
+    @property
+    def ranks(self) -> dict[str, tuple[int, int]]:
+        """Per layer how many directions are protected, and out of how many (over all groups)."""
+        return {
+            name: (int(m.ranks.sum()), m.M.shape[0] * m.M.shape[1])
+            for name, m in self._memory.items()
+        }
+
+    def summary(self) -> str:
+        """Rank used per layer, and the bytes held per task against one copy of the model."""
+        return summary(
+            type(self).__name__,
+            self.ranks,
+            sum(m.nbytes for m in self._memory.values()),
+            {task: record.nbytes for task, record in self._tasks.items()},
+            sum(p.nbytes for p in self.model.parameters()),
+        )
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, include_model: bool = False) -> None:
+        """Write bases, scalings and per-task copies; the model's weights only if asked to."""
+        self._require_idle("save")
+        self._follow_model()
+        state.save(self, path, include_model=include_model)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: nn.Module, *, threshold: Option | None = None
+    ) -> Self:
+        """Continue from a saved learner with a model that holds the weights it had then.
+
+        A threshold that was a function is given again; any other may be replaced.
+        """
+        return state.load(cls, path, model, {"threshold": threshold})
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has parameters of its own, which none of the attached optimizers holds.
+        return vars(self) | {"_attached": None, "_guard": None, "_pins": self._guard.pins}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        pins = values.pop("_pins")
+        vars(self).update(values)
+        self._guard = Guard()
+        self._guard.pins = pins
+        self._attached = WeakKeyDictionary()
+
+    # ---- pieces -----------------------------------------------------------------------------
+
+    def _select(
+        self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
+    ) -> dict[str, list[TaskId]]:
+        """No trust region here: one batch shows that loader, loss_fn and model fit together."""
+        layers = self._plan.layers
+        with torch.no_grad(), observing(layers.values(), check_finite_input):
+            _check_loss(loss_fn(self.model, next(first_samples(loader, None))))
+        return {name: [] for name in layers}
+
+    def _coordinates(self, task: TaskId) -> dict[str, Tensor]:
+        """W_eff M of a task in every layer."""
+        changes = self._tasks[task].changes
+        return {
+            name: memory.C + changes[name].coordinates(memory) if name in changes else memory.C
+            for name, memory in self._memory.items()
+        }
+
+    @torch.no_grad()
+    def _hold(self, coordinates: dict[str, Tensor]) -> None:
+        """Give every layer's weight these coordinates in span(M)."""
+        for name, K in coordinates.items():
+            layer = self._plan.layers[name]
+            if K.shape[2]:
+                layer.assign(with_coordinates(layer.matrix(), self._memory[name].M, K))
+
+    @torch.no_grad()
+    def _become(self, task: TaskId, record: TaskRecord) -> None:
+        """Put the task's effective weights and copies into the model."""
+        for S in self._open.scaling_params if self._open is not None else []:
+            S.zero_()
+        self._hold(self._coordinates(task))
+        for name, slot in self._plan.per_task.items():
+            if name in record.copies:
+                slot.param.copy_(record.copies[name])
+
+    @contextmanager
+    def _restored(self, *, on_error_only: bool = False) -> Iterator[None]:
+        """Whatever is written into weights, scalings and per-task parts inside is undone."""
+        tensors = [p for layer in self._plan.layers.values() for p in layer.params]
+        tensors += [slot.param for slot in self._plan.per_task.values()]
+        tensors += self._open.scaling_params if self._open is not None else []
+        before = [t.detach().clone() for t in tensors]
+        undo = True
+        try:
+            yield
+            undo = not on_error_only
+        finally:
+            if undo:
+                with torch.no_grad():
+                    for tensor, value in zip(tensors, before, strict=True):
+                        tensor.copy_(value)
+
+    def _follow_model(self) -> None:
+        """Keep the memory where the weights are."""
+        for name, layer in self._plan.layers.items():
+            device, dtype = layer.weight.param.device, layer.dtype
+            memory = self._memory[name]
+            if memory.M.device != device or memory.M.dtype != dtype:
+                memory = self._memory[name] = memory.to(device, dtype)
+                for record in self._tasks.values():
+                    if name in record.changes:
+                        record.changes[name] = record.changes[name].to(memory.M)
+
+    def _freeze(self) -> None:
+        """Still what no projection protects; from the first task on, so the rest finds no work."""
+        norms = self._plan.norms.values()
+        affine = [p for norm in norms for p in norm.parameters(recurse=False)]
+        others = [slot.param for slot in self._plan.others.values()]
+        if not (self._frozen.params or self._frozen.norms):
+            self._frozen.freeze([*affine, *others], norms)
+
+    def _notice(self) -> None:
+        idle = unmatched(self.model, [*self.exclude, *self.per_task])
+        if idle:
+            log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
+        if self._plan.others:
+            log.warning(
+                "Trained with the first task, then frozen: %s (exclude them or make them per_task "
+                "to go on training them).",
+                ", ".join(self._plan.others),
+            )
+
+    # ---- checks -----------------------------------------------------------------------------
+
+    def _require_alive(self) -> None:
+        if self._detached:
+            raise RuntimeError("This learner has been detached; make or load a new one.")
+
+    def _require_idle(self, what: str) -> None:
+        self._require_alive()
+        if self._open is not None:
+            raise RuntimeError(
+                f"{what} cannot be called while task {self._open.task!r} is being learnt; "
+                "call end_task first."
+            )
+
+    def _require_open(self) -> OpenTask:
+        self._require_alive()
+        if self._open is None:
+            raise RuntimeError("end_task was called without a task; call begin_task first.")
+        return self._open
+
+    def _record(self, task: TaskId) -> TaskRecord:
+        if task not in self._tasks:
+            known = ", ".join(map(repr, self._tasks)) or "none yet"
+            raise UnknownTaskError(f"Task {task!r} has not been learnt; learnt so far: {known}.")
+        return self._tasks[task]
+
+    def _check_new(self, task: TaskId) -> TaskId:
+        self._require_idle("begin_task")
+        if isinstance(task, bool) or not isinstance(task, SupportsIndex | str):
+            raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
+        task = task if isinstance(task, str) else operator.index(task)
+        if task in self._tasks:
+            raise ValueError(f"Task {task!r} has been learnt already; give the new one its own id.")
+        return task
+
+    def _check_structure(self) -> None:
+        """The model must still be the one the learner was made for, but for excluded modules."""
+        present = set(self.model.modules())
+        for name, layer in self._plan.layers.items():
+            if any(site.module not in present for site in layer.sites):
+                raise RuntimeError(
+                    f"Layer '{name}' was replaced since the learner was made; put the original "
+                    "module back and load new values into its parameters."
+                )
+            g, o, n = layer.shape
+            memory = self._memory[name]
+            if memory.M.shape[:2] != (g, n) or memory.C.shape[1] != o:
+                raise RuntimeError(
+                    f"Layer '{name}' has another shape than when the learner was made; put a "
+                    "parameter of the original shape back."
+                )
+        plan = make_plan(self.model, self.exclude, self.per_task, self.norm)
+        known = self._plan.layers.keys() | self._plan.others.keys()
+        added = [name for name in (*plan.layers, *plan.others) if name not in known]
+        if added:
+            raise RuntimeError(
+                f"{_some(added)} became trainable after the learner was made; add such modules to "
+                "exclude=[...] or per_task=[...], or make a new learner."
+            )
+        self._plan.per_task = plan.per_task  # heads may have been added
+
+    @torch.no_grad()
+    def _check_active(self) -> None:
+        """The model must hold the weights it was left with: the rest is computed from them."""
+        if self._open is None and self._active is not None:
+            for name, K in self._coordinates(self._active).items():
+                if self._strayed(name, K):
+                    raise RuntimeError(
+                        f"Layer '{name}' no longer holds the weights of task {self._active!r}; "
+                        "load the model's weights as they were after that task."
+                    )
+
+    def _check_trained(self, opened: OpenTask) -> None:
+        for name, scaling in opened.scalings.items():
+            largest = max((float(S.abs().max()) for S in scaling.S if S.numel()), default=0.0)
+            if not largest < 1e6:
+                raise RuntimeError(
+                    f"The scalings of layer '{name}' have diverged (largest entry {largest:.1e}); "
+                    "go back to the last save and train with a smaller scale_lr in "
+                    "learner.param_groups(lr=..., scale_lr=...)."
+                )
+        for name, layer in self._plan.layers.items():
+            if not all(bool(p.isfinite().all()) for p in layer.params):
+                raise RuntimeError(
+                    f"Layer '{name}' has NaN or infinite weights; go back to the last save and "
+                    "train with a smaller learning rate."
+                )
+            if self._strayed(name, self._memory[name].C):
+                raise RuntimeError(
+                    f"The weights of layer '{name}' moved inside the protected space, so old tasks "
+                    "would be forgotten; give every optimizer to learner.attach(...), or load the "
+                    "weights saved before."
+                )
+
+    def _strayed(self, name: str, K: Tensor) -> bool:
+        """Whether a layer's coordinates in span(M) are not K, beyond what rounding explains."""
+        layer = self._plan.layers[name]
+        if not K.shape[2]:
+            return False
+        error = (layer.matrix() @ self._memory[name].M - K).norm()
+        scale = K.norm() + layer.matrix().norm()
+        rounding = torch.finfo(layer.weight.param.dtype).eps
+        return not bool(error <= max(1e-3, 10 * rounding) * scale)
+
+
+class TRGP(GPM):
+    """Trust region gradient projection: GPM, and trusted old tasks' weights reused through Q.
+
+    For every layer the old tasks most related to the new one are selected, and their frozen part of
+    the weight is scaled by small matrices Q learnt with the new task.
+    """
+
+    functions: ClassVar[tuple[str, ...]] = (*GPM.functions, "epsilon")
+    plain: ClassVar[tuple[str, ...]] = (*GPM.plain, "top_k", "scope", "selection_samples")
+    pooled: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threshold: Option = 0.97,
+        epsilon: Option = 0.5,
+        top_k: int = 2,
+        scope: Scope = "layer",
+        selection_samples: int = 300,
+        memory_samples: int | None = None,
+        exclude: Sequence[str] = (),
+        per_task: Sequence[str] = (),
+        norm: Norm = "freeze",
+    ) -> None:
+        """Prepare to protect a model; the options of GPM, and:
+
+        epsilon: an old task is trusted if the gradient's projection onto its inputs has at least
+            this share of the gradient's norm, in [0, 1]; given as the threshold may be.
+        top_k: how many old tasks are trusted at most.
+        scope: "layer" chooses for every layer by its own gradient, "task" once by the whole
+            gradient (a function or mapping is then asked for the layer '*').
+        selection_samples: how many samples that gradient is taken over.
+        """
+        check_option("epsilon", epsilon, zero=True)
+        _check_count("top_k", top_k)
+        _check_count("selection_samples", selection_samples)
+        if scope not in ("layer", "task"):
+            raise ValueError(f"scope must be 'layer' or 'task', not {scope!r}.")
+        self.epsilon = epsilon
+        self.top_k = top_k
+        self.scope: Scope = scope
+        self.selection_samples = selection_samples
+        super().__init__(
+            model,
+            threshold=threshold,
+            memory_samples=memory_samples,
+            exclude=exclude,
+            per_task=per_task,
+            norm=norm,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        threshold: Option | None = None,
+        epsilon: Option | None = None,
+    ) -> Self:
+        """Continue from a saved learner with a model that holds the weights it had then.
+
+        An option that was a function is given again; any other may be replaced.
+        """
+        return state.load(cls, path, model, {"threshold": threshold, "epsilon": epsilon})
+
+    def _select(
+        self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
+    ) -> dict[str, list[TaskId]]:
+        """The trust region of every layer, from one pass over a part of the loader."""
+        layers = self._plan.layers
+        names = layers if self.scope == "layer" else ["*"]
+        epsilon = {n: value_of("epsilon", self.epsilon, n, task, zero=True) for n in names}
+        if not self._tasks:
+            return super()._select(task, loader, loss_fn)
+        gradients = self._gradients(loader, loss_fn)
+        squared = {
+            name: projections(G, self._memory[name].M, self._memory[name].masks)
+            for name, G in gradients.items()
+        }
+        totals = {name: float(G.double().square().sum()) for name, G in gradients.items()}
+        if self.scope == "layer":
+            return {
+                name: trust_region(squared[name], totals[name], epsilon[name], self.top_k)
+                for name in layers
+            }
+        whole = total_over(list(squared.values()))
+        trusted = trust_region(whole, sum(totals.values()), epsilon["*"], self.top_k)
+        return {
+            name: [j for j in trusted if totals[name] and self._memory[name].masks[j].any()]
+            for name in layers
+        }
+
+    def _gradients(self, loader: Iterable[Any], loss_fn: LossFn) -> dict[str, Tensor]:
+        """The gradient of the loss at the shared weights, per layer as (g, o, n)."""
+        layers = self._plan.layers
+        params = {name: layer.params for name, layer in layers.items()}
+        sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
+        flat = [p for group in params.values() for p in group]
+        for batch in first_samples(loader, self.selection_samples):
+            with torch.enable_grad(), observing(layers.values(), check_finite_input):
+                loss = _check_loss(loss_fn(self.model, batch))
+            if not loss.requires_grad:
+                raise ValueError(
+                    "loss_fn returned a loss without a gradient; compute it from the model's "
+                    "output without no_grad or detach."
+                )
+            gradients = torch.autograd.grad(loss, flat, allow_unused=True)
+            found = iter(
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(flat, gradients, strict=True)
+            )
+            for name, layer in layers.items():
+                # Batches may differ in size: the mean over all samples weighs each by its own.
+                sums[name] += samples_in(batch) * layer.pack([next(found) for _ in params[name]])
+        for name, G in sums.items():
+            if not bool(G.isfinite().all()):
+                raise ValueError(
+                    f"The gradient of layer '{name}' is NaN or infinite; check the loss and the "
+                    "data."
+                )
+        return sums
+
+
+def _check_loss(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise TypeError(f"loss_fn(model, batch) must return a scalar tensor, not {found}.")
+    return loss
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _patterns(name: str, patterns: Sequence[str]) -> list[str]:
+    if isinstance(patterns, str):
+        raise TypeError(f"{name} must be a list of patterns, for instance {name}=[{patterns!r}].")
+    return list(patterns)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

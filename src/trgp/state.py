@@ -1,0 +1,190 @@
+"""A learner in one safetensors file: tensors, and JSON metadata that says what they are.
+
+The file holds a checksum of all of it, so that a damaged file is refused before anything is used.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .core.subspace import Memory
+from .task import Change, TaskRecord
+
+if TYPE_CHECKING:
+    from .learner import GPM
+
+FORMAT = 1
+L = TypeVar("L", bound="GPM")
+
+
+def save(learner: "GPM", path: str | os.PathLike[str], *, include_model: bool) -> None:
+    """Write the learner's state, whole or not at all."""
+    meta, tensors = _describe(learner)
+    if include_model:
+        tensors |= {f"model/{key}": value for key, value in learner.model.state_dict().items()}
+    # Cloned, because tied weights are one tensor under two names, which the format refuses.
+    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    text = json.dumps(meta)
+    metadata = {"trgp": text, "sha256": _checksum(text, tensors)}
+    target = Path(path)
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        os.close(handle)
+        save_file(tensors, draft, metadata=metadata)
+        with open(draft, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def load(
+    cls: type[L], path: str | os.PathLike[str], model: nn.Module, given: Mapping[str, Any]
+) -> L:
+    """Rebuild a learner for a model; the model is changed only after every check has passed."""
+    meta, tensors = _read(path)
+    if meta["method"] != cls.__name__:
+        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
+    options = dict(meta["options"])
+    for name in cls.functions:
+        if given.get(name) is not None:
+            options[name] = given[name]
+        elif name in meta["functions"]:
+            raise ValueError(f"{path} was saved with {name} as a function; give it to load again.")
+    learner = cls(model, **options)
+    _check_names(meta["layers"], _shapes(learner), path)
+    _fill(learner, meta, tensors, path)
+    weights = {key.removeprefix("model/"): t for key, t in tensors.items() if key[:6] == "model/"}
+    if weights:
+        _check_names(
+            {key: list(t.shape) for key, t in weights.items()},
+            {key: list(t.shape) for key, t in model.state_dict().items()},
+            path,
+        )
+        model.load_state_dict(weights)
+    learner._follow_model()
+    if learner._tasks:
+        learner._freeze()
+    return learner
+
+
+def _describe(learner: "GPM") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    for name, memory in learner._memory.items():
+        tensors |= {f"memory/{name}/{key}": getattr(memory, key) for key in ("M", "C", "ranks")}
+        for i, task in enumerate(learner._tasks):
+            tensors[f"memory/{name}/mask/{i}"] = memory.masks[task]
+    for i, record in enumerate(learner._tasks.values()):
+        for name, change in record.changes.items():
+            kind = "S" if change.shift is None else "D"
+            for j, tensor in enumerate(change.tensors):
+                tensors[f"task/{i}/{kind}{j}/{name}"] = tensor
+        tensors |= {f"task/{i}/copy/{name}": t for name, t in record.copies.items()}
+    options = {name: getattr(learner, name) for name in (*learner.functions, *learner.plain)}
+    functions = [name for name in learner.functions if callable(options[name])]
+    meta = {
+        "format": FORMAT,
+        "method": type(learner).__name__,
+        "options": {k: v for k, v in options.items() if k not in functions},
+        "functions": functions,
+        "layers": _shapes(learner),
+        "tasks": list(learner._tasks),
+        "active": learner._active,
+        "selected": [record.selected for record in learner._tasks.values()],
+    }
+    return meta, tensors
+
+
+def _fill(
+    learner: "GPM", meta: dict[str, Any], tensors: dict[str, Tensor], path: str | os.PathLike[str]
+) -> None:
+    tasks = meta["tasks"]
+    for name in learner._memory:
+        learner._memory[name] = Memory(
+            M=tensors[f"memory/{name}/M"],
+            C=tensors[f"memory/{name}/C"],
+            ranks=tensors[f"memory/{name}/ranks"],
+            masks={task: tensors[f"memory/{name}/mask/{i}"] for i, task in enumerate(tasks)},
+        )
+    here = {name: list(slot.param.shape) for name, slot in learner._plan.per_task.items()}
+    for i, (task, selected) in enumerate(zip(tasks, meta["selected"], strict=True)):
+        changes = {}
+        for name, trusted in selected.items():
+            scalings = [
+                tensors[key]
+                for key in (f"task/{i}/S{j}/{name}" for j in range(len(trusted)))
+                if key in tensors
+            ]
+            if trusted:
+                changes[name] = Change(trusted, scalings, tensors.get(f"task/{i}/D0/{name}"))
+        prefix = f"task/{i}/copy/"
+        copies = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        for name, copy in copies.items():
+            if here.get(name) != list(copy.shape):
+                raise ValueError(
+                    f"{path} holds task {task!r}'s own '{name}' of shape {list(copy.shape)}, but "
+                    f"the model has {here.get(name, 'none')}; load it with the model it was "
+                    "saved for."
+                )
+        learner._tasks[task] = TaskRecord(selected, changes, copies)
+    learner._active = meta["active"]
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {path}; give the path that was saved to.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is truncated, damaged or no safetensors file ({error}); use another copy."
+        ) from None
+    if "trgp" not in metadata:
+        raise ValueError(f"{path} was not written by learner.save; give a file that was.")
+    if metadata.get("sha256") != _checksum(metadata["trgp"], tensors):
+        raise ValueError(f"{path} is damaged: its checksum does not match; use another copy.")
+    meta: dict[str, Any] = json.loads(metadata["trgp"])
+    if meta["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has format {meta['format']}, this version reads {FORMAT}; use the version of "
+            "trgp that wrote it."
+        )
+    return meta, tensors
+
+
+def _check_names(
+    saved: dict[str, list[int]], here: dict[str, list[int]], path: str | os.PathLike[str]
+) -> None:
+    """Names and shapes of the file against the model's."""
+    for name in saved.keys() | here.keys():
+        if saved.get(name) != here.get(name):
+            raise ValueError(
+                f"{path} does not fit the model: '{name}' is {saved.get(name, 'absent')} in the "
+                f"file and {here.get(name, 'absent')} in the model; load it with the model it was "
+                "saved for."
+            )
+
+
+def _shapes(learner: "GPM") -> dict[str, list[int]]:
+    return {name: list(layer.shape) for name, layer in learner._plan.layers.items()}
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
