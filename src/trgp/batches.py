@@ -19,7 +19,7 @@ def samples_in(batch: Any) -> int:
 
 def first_samples(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
     """Batches until `limit` samples have been seen (None: all), the last one cut to fit."""
-    if iter(loader) is loader:
+    if isinstance(loader, Iterator):
         raise TypeError(
             "The loader is an iterator that can be read only once, so reading it here would take "
             "its samples from training; pass a list of batches or a DataLoader."

@@ -18,8 +18,8 @@ from . import optimizers, state
 from .batches import first_samples, samples_in
 from .core.capture import GramCapture, check_finite_input, observing
 from .core.freeze import Frozen
-from .core.guard import Guard, with_coordinates
-from .core.layers import Norm, make_plan, unmatched
+from .core.guard import Guard, Pin, with_coordinates
+from .core.layers import Norm, make_plan, matches, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
 from .core.subspace import Memory, columns_of, extend
@@ -146,7 +146,7 @@ class GPM:
                 )
                 scale(layers[name], opened.scalings[name])
         self._guard.pins = [
-            (layers[name], memory.M, memory.C)
+            Pin.of(layers[name], memory)
             for name, memory in self._memory.items()
             if memory.M.shape[2]
         ]
@@ -160,7 +160,12 @@ class GPM:
         An optimizer kept over several tasks needs this once: later scalings join it by themselves.
         """
         self._require_alive()
-        optimizers.check(optimizer, self.model)
+        to_train = {
+            name: param
+            for name, param in self.model.named_parameters()
+            if param.requires_grad and not matches(name, self.exclude)
+        }
+        optimizers.check(optimizer, to_train)
         if optimizer not in self._attached:
             self._attached[optimizer] = self._guard.watch(optimizer)
         return optimizer
@@ -319,8 +324,7 @@ class GPM:
     def __setstate__(self, values: dict[str, Any]) -> None:
         pins = values.pop("_pins")
         vars(self).update(values)
-        self._guard = Guard()
-        self._guard.pins = pins
+        self._guard = Guard(pins)
         self._attached = WeakKeyDictionary()
 
     # ---- pieces -----------------------------------------------------------------------------

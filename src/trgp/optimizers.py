@@ -1,7 +1,7 @@
 """What the learner asks of an optimizer: that it holds everything to train, scalings included."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 SCALE_GROUP = "trgp_scale"  # marks the group of the scalings, which may have its own learning rate
 
 
-def check(optimizer: Optimizer, model: nn.Module) -> None:
+def check(optimizer: Optimizer, to_train: Mapping[str, nn.Parameter]) -> None:
     """Refuse an optimizer that cannot be guarded, or that would leave something untrained."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"attach needs a torch optimizer, not {type(optimizer).__name__}.")
@@ -22,7 +22,7 @@ def check(optimizer: Optimizer, model: nn.Module) -> None:
             "or AdamW."
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and p not in held]
+    missing = [name for name, param in to_train.items() if param not in held]
     if missing:
         raise ValueError(
             f"The optimizer does not hold '{missing[0]}' ({len(missing)} parameters are missing); "

@@ -3,17 +3,21 @@
 The shared weight's coordinates in span(M) are known constants, C = W M. Whatever an optimizer does
 (momentum, weight decay, element-wise rescaling), writing them back after its step,
 W <- W + (C - W M) M', removes exactly the part of the update that lies in span(M), and rounding
-cannot add up over steps.
+cannot add up over steps. Once M fills more than half of the space its complement N is narrower, and
+the same update is cheaper as W <- W_before + (W - W_before) N N'.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .layers import Layer
+from .subspace import Memory, complement
 
 
 def with_coordinates(W: Tensor, M: Tensor, K: Tensor) -> Tensor:
@@ -21,52 +25,106 @@ def with_coordinates(W: Tensor, M: Tensor, K: Tensor) -> Tensor:
     return W + (K - W @ M) @ M.mT
 
 
-def project_(layer: Layer, tensors: list[Tensor], M: Tensor, C: Tensor | None) -> None:
-    """`with_coordinates` in place on [weight, *biases] or on their gradients (C = None means 0)."""
-    weight, *biases = tensors
-    kernel = M.shape[1] - len(biases)
-    excess = weight.reshape(layer.groups, -1, kernel).to(M.dtype) @ M[:, :kernel]
-    for i, bias in enumerate(biases):
-        excess += bias.reshape(layer.groups, -1, 1).to(M.dtype) * M[:, kernel + i : kernel + i + 1]
-    if C is not None:
-        excess -= C
-    weight -= (excess @ M[:, :kernel].mT).reshape(weight.shape)
-    for i, bias in enumerate(biases):
-        bias -= (excess @ M[:, kernel + i].unsqueeze(2)).reshape(bias.shape)
+@dataclass
+class Pin:
+    """One layer's parameters, [weight, *biases], and what keeps them out of span(M)."""
+
+    params: list[nn.Parameter]
+    groups: int
+    M: Tensor
+    C: Tensor
+    N: Tensor | None = None  # an orthonormal basis of M's complement, where that is narrower
+    before: list[Tensor] | None = None
+
+    @classmethod
+    def of(cls, layer: Layer, memory: Memory) -> "Pin":
+        pin = cls(layer.params, layer.groups, memory.M, memory.C)
+        if memory.M.shape[1] - int(memory.ranks.min()) < memory.M.shape[2]:
+            pin.N = complement(memory.M, memory.ranks)
+        return pin
+
+    def remember(self) -> None:
+        """Before a step: what the update is measured from, where that is needed."""
+        if self.N is not None:
+            self.before = [p.detach().clone() for p in self.params]
+
+    def restore(self) -> None:
+        """After a step: take the update's part inside span(M) back."""
+        if self.N is None:
+            excess = self._inner(self.params, self.M) - self.C
+            self._add(self.params, excess, self.M, -1)
+        elif self.before is not None:
+            moved = [p - q for p, q in zip(self.params, self.before, strict=True)]
+            free = self._inner(moved, self.N)
+            for p, q in zip(self.params, self.before, strict=True):
+                p.copy_(q)
+            self._add(self.params, free, self.N, 1)
+
+    def project(self, grads: Sequence[Tensor]) -> None:
+        """Take the gradients' part inside span(M) away, in place."""
+        if self.N is None:
+            self._add(grads, self._inner(grads, self.M), self.M, -1)
+        else:
+            free = self._inner(grads, self.N)
+            for g in grads:
+                g.zero_()
+            self._add(grads, free, self.N, 1)
+
+    def follow(self) -> None:
+        """The model may have been moved or cast since the task began."""
+        device = self.params[0].device
+        dtype = torch.promote_types(self.params[0].dtype, torch.float32)
+        if self.M.device != device or self.M.dtype != dtype:
+            self.M, self.C = self.M.to(device, dtype), self.C.to(device, dtype)
+            self.N = self.N.to(device, dtype) if self.N is not None else None
+
+    def _inner(self, tensors: Sequence[Tensor], basis: Tensor) -> Tensor:
+        """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""
+        weight, *biases = tensors
+        kernel = basis.shape[1] - len(biases)
+        W = weight.reshape(self.groups, -1, kernel).to(basis.dtype)
+        inner = W @ basis[:, :kernel]
+        for i, bias in enumerate(biases):
+            b = bias.reshape(self.groups, -1, 1).to(basis.dtype)
+            inner.addcmul_(b, basis[:, kernel + i : kernel + i + 1])
+        return inner
+
+    def _add(self, tensors: Sequence[Tensor], inner: Tensor, basis: Tensor, sign: int) -> None:
+        """[weight | biases] += sign * inner basis', in place."""
+        weight, *biases = tensors
+        kernel = basis.shape[1] - len(biases)
+        weight.add_((inner @ basis[:, :kernel].mT).reshape(weight.shape), alpha=sign)
+        for i, bias in enumerate(biases):
+            change = inner @ basis[:, kernel + i].unsqueeze(2)
+            bias.add_(change.reshape(bias.shape), alpha=sign)
 
 
 class Guard:
     """The pinned layers of the task being learnt, and the hooks that pin them."""
 
-    def __init__(self) -> None:
-        self.pins: list[tuple[Layer, Tensor, Tensor]] = []  # layer, M, C = W M
+    def __init__(self, pins: list[Pin] | None = None) -> None:
+        self.pins = pins or []
 
     def watch(self, optimizer: Optimizer) -> list[RemovableHandle]:
         """Project what this optimizer does from now on."""
-        handles = [optimizer.register_step_post_hook(self._pin)]
+        return [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # SGD's update is linear in the gradients: projecting it is projecting them. Others rescale
         # by the gradients they have seen, which should be those of the directions still free.
-        if type(optimizer) is not torch.optim.SGD:
-            handles.append(optimizer.register_step_pre_hook(self._project_gradients))
-        return handles
+        linear = type(optimizer) is torch.optim.SGD
+        for pin in self.pins:
+            pin.follow()
+            pin.remember()
+            grads = [p.grad for p in pin.params if p.grad is not None]
+            if not linear and len(grads) == len(pin.params):
+                pin.project(grads)
 
     @torch.no_grad()
-    def _pin(self, *_: Any) -> None:
-        self._follow_model()
-        for layer, M, C in self.pins:
-            project_(layer, [*layer.params], M, C)
-
-    @torch.no_grad()
-    def _project_gradients(self, *_: Any) -> None:
-        self._follow_model()
-        for layer, M, _C in self.pins:
-            grads = [p.grad for p in layer.params if p.grad is not None]
-            if len(grads) == len(layer.params):
-                project_(layer, grads, M, None)
-
-    def _follow_model(self) -> None:
-        """The model may have been moved or cast since the task began."""
-        for i, (layer, M, C) in enumerate(self.pins):
-            device, dtype = layer.weight.param.device, layer.dtype
-            if M.device != device or M.dtype != dtype:
-                self.pins[i] = layer, M.to(device, dtype), C.to(device, dtype)
+    def _after_step(self, *_: Any) -> None:
+        for pin in self.pins:
+            pin.restore()

@@ -120,6 +120,17 @@ def extend(
     return Extension(wide[:, :, :used].to(M.dtype), ranks, mask[:, :used])
 
 
+def complement(M: Tensor, ranks: Tensor) -> Tensor:
+    """An orthonormal basis of what is orthogonal to M, zero columns on the left where it is less.
+
+    Past a group's rank its columns of M are zero, and a complete QR fills them with directions
+    orthogonal to the others: these and the rest are the complement.
+    """
+    Q: Tensor = torch.linalg.qr(M.double(), mode="complete").Q
+    beyond = torch.arange(M.shape[1], device=M.device) >= ranks[:, None]
+    return (Q * beyond[:, None, :])[:, :, int(ranks.min()) :].to(M.dtype)
+
+
 def columns_of(M: Tensor, mask: Tensor) -> Tensor:
     """The columns of M (g, n, m) under a mask (g, <= m), zero-padded to one count: (g, n, r)."""
     index, valid = _places(mask)
@@ -153,7 +164,7 @@ def _eigen(A: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     # A is a sum over fewer columns than n: its range is spanned by as many of its images of random
     # vectors, and the eigenproblem is that small. The draws are fixed: the result must not vary.
     draws = torch.Generator(A.device).manual_seed(0)
-    probe = torch.randn(n, columns, generator=draws, device=A.device, dtype=A.dtype)
+    probe = torch.randn(n, max(1, columns), generator=draws, device=A.device, dtype=A.dtype)
     span = torch.linalg.qr(A @ probe).Q
     values, vectors = torch.linalg.eigh(span.mT @ A @ span)
     return values.flip(1), span @ vectors.flip(2)
