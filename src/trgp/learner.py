@@ -19,7 +19,7 @@ from .batches import first_samples, samples_in
 from .core.capture import GramCapture, check_finite_input, observing
 from .core.freeze import Frozen
 from .core.guard import Guard, Pin, with_coordinates
-from .core.layers import Norm, make_plan, matches, unmatched
+from .core.layers import Layer, Norm, Site, make_plan, matches, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
 from .core.subspace import Memory, columns_of, extend
@@ -333,10 +333,45 @@ class GPM:
         self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
     ) -> dict[str, list[TaskId]]:
         """No trust region here: one batch shows that loader, loss_fn and model fit together."""
+        self._gradients([next(first_samples(loader, None))], loss_fn)
+        return {name: [] for name in self._plan.layers}
+
+    def _gradients(self, batches: Iterable[Any], loss_fn: LossFn) -> dict[str, Tensor]:
+        """The gradient of the loss at the model's weights, per layer as (g, o, n)."""
         layers = self._plan.layers
-        with torch.no_grad(), observing(layers.values(), check_finite_input):
-            _check_loss(loss_fn(self.model, next(first_samples(loader, None))))
-        return {name: [] for name in layers}
+        params = {name: layer.params for name, layer in layers.items()}
+        sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
+        called: set[str] = set()
+
+        def observe(layer: Layer, site: Site, x: Tensor) -> None:
+            check_finite_input(layer, x)
+            called.add(layer.name)
+
+        for batch in batches:
+            with torch.enable_grad(), observing(layers.values(), observe):
+                loss = _check_loss(loss_fn(self.model, batch))
+            flat = [p for group in params.values() for p in group]
+            found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+            for name, layer in layers.items():
+                gradients = {p: next(found) for p in params[name]}
+                if all(g is None for g in gradients.values()):
+                    continue
+                if name not in called:
+                    raise TypeError(
+                        f"The weight of layer '{name}' is used without calling the layer, so its "
+                        f"inputs cannot be seen; add '{name}' to exclude=[...] or per_task=[...]."
+                    )
+                # Batches may differ in size: the mean over all samples weighs each by its own.
+                sums[name] += samples_in(batch) * layer.pack(
+                    [torch.zeros_like(p) if g is None else g for p, g in gradients.items()]
+                )
+        for name, G in sums.items():
+            if not bool(G.isfinite().all()):
+                raise ValueError(
+                    f"The gradient of layer '{name}' is NaN or infinite; check the loss and the "
+                    "data."
+                )
+        return sums
 
     def _coordinates(self, task: TaskId) -> dict[str, Tensor]:
         """W_eff M of a task in every layer."""
@@ -592,7 +627,7 @@ class TRGP(GPM):
         epsilon = {n: value_of("epsilon", self.epsilon, n, task, zero=True) for n in names}
         if not self._tasks:
             return super()._select(task, loader, loss_fn)
-        gradients = self._gradients(loader, loss_fn)
+        gradients = self._gradients(first_samples(loader, self.selection_samples), loss_fn)
         squared = {
             name: projections(G, self._memory[name].M, self._memory[name].masks)
             for name, G in gradients.items()
@@ -610,41 +645,16 @@ class TRGP(GPM):
             for name in layers
         }
 
-    def _gradients(self, loader: Iterable[Any], loss_fn: LossFn) -> dict[str, Tensor]:
-        """The gradient of the loss at the shared weights, per layer as (g, o, n)."""
-        layers = self._plan.layers
-        params = {name: layer.params for name, layer in layers.items()}
-        sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
-        flat = [p for group in params.values() for p in group]
-        for batch in first_samples(loader, self.selection_samples):
-            with torch.enable_grad(), observing(layers.values(), check_finite_input):
-                loss = _check_loss(loss_fn(self.model, batch))
-            if not loss.requires_grad:
-                raise ValueError(
-                    "loss_fn returned a loss without a gradient; compute it from the model's "
-                    "output without no_grad or detach."
-                )
-            gradients = torch.autograd.grad(loss, flat, allow_unused=True)
-            found = iter(
-                torch.zeros_like(p) if g is None else g
-                for p, g in zip(flat, gradients, strict=True)
-            )
-            for name, layer in layers.items():
-                # Batches may differ in size: the mean over all samples weighs each by its own.
-                sums[name] += samples_in(batch) * layer.pack([next(found) for _ in params[name]])
-        for name, G in sums.items():
-            if not bool(G.isfinite().all()):
-                raise ValueError(
-                    f"The gradient of layer '{name}' is NaN or infinite; check the loss and the "
-                    "data."
-                )
-        return sums
-
 
 def _check_loss(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise TypeError(f"loss_fn(model, batch) must return a scalar tensor, not {found}.")
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss_fn returned a loss without a gradient; compute it from the model's output "
+            "without no_grad or detach."
+        )
     return loss
 
 

@@ -47,7 +47,7 @@ class GramCapture:
 
     @torch.no_grad()
     def __call__(self, layer: Layer, site: Site, x: Tensor) -> None:
-        check_input(layer, site, x)
+        check_input(layer, x)
         unfolded = x.numel() * math.prod(getattr(site.module, "kernel_size", (1,)))
         for part in torch.split(x, max(1, SLICE * len(x) // max(1, unfolded))):
             self.grams[layer.name].add(layer.columns(site, part))
@@ -58,7 +58,7 @@ class GramCapture:
             _require_finite(name, gram.A)
 
 
-def check_input(layer: Layer, site: Site, x: Tensor) -> None:
+def check_input(layer: Layer, x: Tensor) -> None:
     """Refuse inputs that no layer can multiply with its weight."""
     if not x.is_floating_point():
         raise TypeError(
@@ -67,9 +67,9 @@ def check_input(layer: Layer, site: Site, x: Tensor) -> None:
         )
 
 
-def check_finite_input(layer: Layer, site: Site, x: Tensor) -> None:
+def check_finite_input(layer: Layer, x: Tensor) -> None:
     """Refuse inputs that are integers, NaN or infinite, naming the layer."""
-    check_input(layer, site, x)
+    check_input(layer, x)
     _require_finite(layer.name, x)
 
 
