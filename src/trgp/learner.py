@@ -350,10 +350,11 @@ class GPM:
         for batch in batches:
             with torch.enable_grad(), observing(layers.values(), observe):
                 loss = _check_loss(loss_fn(self.model, batch))
-            flat = [p for group in params.values() for p in group]
-            found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+            trained = [p for group in params.values() for p in group if p.requires_grad]
+            found = torch.autograd.grad(loss, trained, allow_unused=True)
+            by_param = dict(zip(trained, found, strict=True))
             for name, layer in layers.items():
-                gradients = {p: next(found) for p in params[name]}
+                gradients = {p: by_param.get(p) for p in params[name]}
                 if all(g is None for g in gradients.values()):
                     continue
                 if name not in called:
