@@ -83,16 +83,15 @@ def extend(
     """The shortest choice of old and new directions that holds `threshold` of A's energy.
 
     With `pooled`, old and new directions compete by the energy they hold (TRGP); without, every old
-    direction counts before any new one (GPM). `columns` is how many inputs A sums over: with few of
-    them its eigenvectors are found in their span. Energies below n * eps * lambda_max are zero.
+    direction counts before any new one (GPM). `columns` is how many inputs A sums over: its rank is
+    no higher. Energies below n * eps * lambda_max count as zero.
     """
     M64 = M.to(A.dtype)
     n, m = M.shape[1:]
     energy = A.diagonal(dim1=1, dim2=2).sum(1)
-    old = (M64 * (A @ M64)).sum(1)
-    rest = _residual(_residual(A, M64).mT, M64)
-    values, vectors = _eigen((rest + rest.mT) / 2, columns)
-    zero = n * eps * torch.maximum(_largest_eigenvalue(A), values[:, 0])
+    spectrum = _spectrum_of_few if 2 * columns < n else _spectrum
+    largest, old, values, vectors = spectrum(A, M64, columns)
+    zero = n * eps * torch.maximum(largest, values[:, 0])
     free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
     new = values.where(free & (values > zero[:, None]), 0.0)
 
@@ -151,23 +150,34 @@ def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
     return index, mask.gather(1, index)
 
 
-def _residual(A: Tensor, M: Tensor) -> Tensor:
-    return A - (A @ M) @ M.mT
+def _spectrum(A: Tensor, M: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """lambda_max of A (g,), the energies of M's columns (g, m), and outside span(M) the eigenvalues
+    (g, k), descending, with their vectors (g, n, k)."""
+    AM = A @ M
+    rest = A - AM @ M.mT
+    rest = rest - M @ (M.mT @ rest)
+    values, vectors = torch.linalg.eigh((rest + rest.mT) / 2)
+    return _largest_eigenvalue(A), (M * AM).sum(1), values.flip(1), vectors.flip(2)
 
 
-def _eigen(A: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of A in descending order, with their vectors: all, or those of its range."""
-    n = A.shape[1]
-    if columns * 2 >= n:
-        values, vectors = torch.linalg.eigh(A)
-        return values.flip(1), vectors.flip(2)
-    # A is a sum over fewer columns than n: its range is spanned by as many of its images of random
-    # vectors, and the eigenproblem is that small. The draws are fixed: the result must not vary.
+def _spectrum_of_few(A: Tensor, M: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same where A is a sum over few columns, by way of a factor A = F F' as narrow as them.
+
+    As many images A x of random vectors x as there were columns span its range. The draws are
+    fixed: a result must not vary from call to call.
+    """
     draws = torch.Generator(A.device).manual_seed(0)
-    probe = torch.randn(n, max(1, columns), generator=draws, device=A.device, dtype=A.dtype)
+    shape = (A.shape[1], max(1, columns))
+    probe = torch.randn(shape, generator=draws, device=A.device, dtype=A.dtype)
     span = torch.linalg.qr(A @ probe).Q
-    values, vectors = torch.linalg.eigh(span.mT @ A @ span)
-    return values.flip(1), span @ vectors.flip(2)
+    values, vectors = torch.linalg.eigh(span.mT @ (A @ span))
+    F = span @ (vectors * values.clamp_min(0).sqrt().unsqueeze(1))
+    inside = M.mT @ F
+    rest = F - M @ inside
+    left, vectors = torch.linalg.eigh(rest.mT @ rest)
+    lengths = left.clamp_min(torch.finfo(A.dtype).tiny).sqrt()
+    directions = (rest @ vectors) / lengths.unsqueeze(1)
+    return values[:, -1], inside.square().sum(2), left.flip(1), directions.flip(2)
 
 
 def _largest_eigenvalue(A: Tensor, steps: int = 32) -> Tensor:

@@ -1,0 +1,314 @@
+"""The native form is the literal one: same effective weight, same scalings, same shared weight."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trgp.core import native
+from trgp.core.guard import with_coordinates
+from trgp.core.scaling import effective_weight
+from trgp.core.subspace import columns_of
+
+STEPS = 50
+FORMS: list[native.Form] = ["gradient", "factored"]
+
+
+class Problem(NamedTuple):
+    """One layer that starts a new task: its weight, its memory, the trusted tasks and the data."""
+
+    W: Tensor
+    M: Tensor
+    masks: list[Tensor]
+    x: Tensor  # (STEPS, g, b, n)
+    target: Tensor  # (STEPS, g, b, o)
+
+
+class Literal(NamedTuple):
+    """The paper's own variables and the momentum of each."""
+
+    W: Tensor
+    S: list[Tensor]
+    VW: Tensor
+    VS: list[Tensor]
+
+
+class Schedule(NamedTuple):
+    """Rates that change at every step, each in its own way."""
+
+    mu: float = 0.0
+    nesterov: bool = False
+
+    def rates(self, step: int) -> tuple[float, float]:
+        return 0.3 / (1 + step / 20), 0.1 * (1 + step % 3)
+
+
+def make_problem(
+    seed: int, g: int, o: int, n: int, K: int, b: int, ranks: list[int] | None = None
+) -> Problem:
+    """Groups differ in rank, bases overlap, and one task is older than the newest columns of M."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    def randint(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=draw))
+
+    ranks = [randint(0, n + 1) for _ in range(g)] if ranks is None else ranks
+    m = max(ranks)
+    used = torch.arange(m) < torch.tensor(ranks)[:, None]
+    M = torch.linalg.qr(randn(g, n, n)).Q[:, :, :m] * used[:, None]
+    masks = [(torch.rand(g, m, generator=draw) < 0.6) & used for _ in range(K)]
+    if masks:
+        masks[0] = masks[0][:, : randint(0, m + 1)]
+    x = randn(STEPS, g, b, n)
+    x[..., -1] = 1  # a bias
+    return Problem(randn(g, o, n) / n**0.5, M, masks, x, randn(STEPS, g, b, o))
+
+
+def loss_of(y: Tensor, target: Tensor) -> Tensor:
+    return (y.tanh() - target).square().mean()
+
+
+def bases(problem: Problem) -> list[Tensor]:
+    return [columns_of(problem.M, mask) for mask in problem.masks]
+
+
+def literal_begin(problem: Problem) -> Literal:
+    S = [problem.W.new_zeros(len(B), B.shape[2], B.shape[2]) for B in bases(problem)]
+    return Literal(problem.W, S, torch.zeros_like(problem.W), [torch.zeros_like(s) for s in S])
+
+
+def literal_step(problem: Problem, now: Literal, step: int, schedule: Schedule) -> Literal:
+    """Autograd through W_eff; the gradient of W is projected, Q is not constrained."""
+    lr, lr_q = schedule.rates(step)
+    variables = [t.clone().requires_grad_() for t in (now.W, *now.S)]
+    W_eff = effective_weight(variables[0], bases(problem), variables[1:])
+    loss = loss_of(problem.x[step] @ W_eff.mT, problem.target[step])
+    G, *grads = torch.autograd.grad(loss, variables)
+    G = G - G @ problem.M @ problem.M.mT
+    V = [schedule.mu * v + d for v, d in zip((now.VW, *now.VS), (G, *grads), strict=True)]
+    along = [d + schedule.mu * v for v, d in zip(V, (G, *grads), strict=True)]
+    D = along if schedule.nesterov else V
+    S = [s - lr_q * d for s, d in zip(now.S, D[1:], strict=True)]
+    return Literal(now.W - lr * D[0], S, V[0], V[1:])
+
+
+def factors(problem: Problem, W: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """(delta, x) of the layer with effective weight W."""
+    y = (problem.x[step] @ W.mT).requires_grad_()
+    (delta,) = torch.autograd.grad(loss_of(y, problem.target[step]), y)
+    return delta, problem.x[step]
+
+
+Snapshot = tuple[native.State, Tensor | native.Momentum]
+Step = Callable[[Snapshot, int], Snapshot]
+
+
+def gradient_run(problem: Problem, schedule: Schedule) -> tuple[native.Task, Snapshot, Step]:
+    task, state = native.begin(problem.W, problem.M, problem.masks, "gradient")
+
+    def step(now: Snapshot, i: int) -> Snapshot:
+        state, V = now
+        assert isinstance(V, Tensor)
+        delta, x = factors(problem, state.W, i)
+        G = delta.mT @ x
+        V = schedule.mu * V + G
+        along = G + schedule.mu * V if schedule.nesterov else V
+        return native.gradient_step(task, state, along, *schedule.rates(i)), V
+
+    return task, (state, torch.zeros_like(state.W)), step
+
+
+def factored_run(problem: Problem, schedule: Schedule) -> tuple[native.Task, Snapshot, Step]:
+    task, state = native.begin(problem.W, problem.M, problem.masks, "factored")
+
+    def step(now: Snapshot, i: int) -> Snapshot:
+        state, before = now
+        assert isinstance(before, native.Momentum)
+        delta, x = factors(problem, state.W, i)
+        if not schedule.mu:
+            return native.factored_step(task, state, delta, x, *schedule.rates(i)), before
+        V = native.factored_momentum(task, before, delta, x, schedule.mu)
+        along = native.nesterov(before, V, schedule.mu) if schedule.nesterov else V
+        return native.momentum_step(state, along, *schedule.rates(i)), V
+
+    return task, (state, native.no_momentum(state)), step
+
+
+RUNS = {"gradient": gradient_run, "factored": factored_run}
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    g=st.integers(1, 3),
+    o=st.integers(1, 7),
+    n=st.integers(1, 9),
+    K=st.integers(1, 4),
+    b=st.integers(1, 6),
+    schedule=st.sampled_from([Schedule(), Schedule(0.9), Schedule(0.8, nesterov=True)]),
+    best=st.integers(0, STEPS - 1),
+    restored=st.integers(0, STEPS - 1),
+)
+def test_equals_the_literal_form(
+    form: native.Form,
+    seed: int,
+    g: int,
+    o: int,
+    n: int,
+    K: int,
+    b: int,
+    schedule: Schedule,
+    best: int,
+    restored: int,
+) -> None:
+    """Over 50 steps, going back to an earlier snapshot on the way."""
+    problem = make_problem(seed, g, o, n, K, b)
+    literal = kept = literal_begin(problem)
+    task, now, step = RUNS[form](problem, schedule)
+    snapshot = now
+    for i in range(STEPS):
+        literal = literal_step(problem, literal, i, schedule)
+        now = step(now, i)
+        if i == best:
+            kept, snapshot = literal, now
+        if i == restored:
+            literal, now = kept, snapshot
+    state, _ = now
+    close(state.W, effective_weight(literal.W, bases(problem), literal.S))
+    for S, expected in zip(native.scalings(task, state.Tsum), literal.S, strict=True):
+        close(S, expected)
+    close(with_coordinates(state.W, task.M, task.C), literal.W)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_old_tasks_it_is_gpm_and_without_memory_sgd(form: native.Form) -> None:
+    for ranks in ([4, 2], [0, 0]):
+        problem = make_problem(0, 2, 3, 6, 0, 4, ranks)
+        _, now, step = RUNS[form](problem, Schedule())
+        W = problem.W
+        for i in range(STEPS):
+            delta, x = factors(problem, W, i)
+            G = delta.mT @ x
+            W = W - Schedule().rates(i)[0] * (G - G @ problem.M @ problem.M.mT)
+            now = step(now, i)
+        close(now[0].W, W)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("o", [2, 40])
+def test_both_gains_agree(form: native.Form, o: int) -> None:
+    """A narrow layer keeps the A_j, a wide one goes through C; either may stand in."""
+    problem = make_problem(1, 2, o, 9, 3, 4, [7, 5])
+    task, state = native.begin(problem.W, problem.M, problem.masks, form)
+    C_j = task.C[:, None] * task.masks[:, :, None]
+    A, N = C_j @ C_j.mT, task.masks.mT @ task.masks
+    assert task.gain.shape == (A if o == 2 else N).shape
+    delta, x = factors(problem, problem.W, 0)
+    ends = [
+        native.gradient_step(either, state, delta.mT @ x, 0.1, 0.2)
+        if form == "gradient"
+        else native.factored_step(either, state, delta, x, 0.1, 0.2)
+        for either in (task._replace(gain=A), task._replace(gain=N))
+    ]
+    close(ends[0].W, ends[1].W)
+
+
+def stacked_problems() -> tuple[list[native.Task], list[native.State], Tensor, Tensor]:
+    """Runs of different ranks, padded to one width as vmap needs it."""
+    problems = [make_problem(seed, 1, 4, 6, 2, 3, [rank]) for seed, rank in enumerate([2, 5, 0])]
+    tasks, states, deltas = [], [], []
+    for p in problems:
+        M = torch.nn.functional.pad(p.M, (0, 5 - p.M.shape[2]))
+        task, state = native.begin(p.W, M, p.masks, "factored")
+        tasks.append(task)
+        states.append(state)
+        deltas.append(factors(p, p.W, 0)[0][0])
+    return tasks, states, torch.stack(deltas), torch.stack([p.x[0, 0] for p in problems])
+
+
+def test_runs_under_vmap() -> None:
+    """Every run with rates of its own, as plain (b, o) and (b, n) factors."""
+    tasks, states, delta, x = stacked_problems()
+    task = native.Task(*(torch.stack(t) for t in zip(*tasks, strict=True)))
+    state = native.State(*(torch.stack(s) for s in zip(*states, strict=True)))
+    lr, lr_q = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.1, 0.2])
+
+    def step(
+        task: native.Task, state: native.State, delta: Tensor, x: Tensor, lr: Tensor, lr_q: Tensor
+    ) -> tuple[native.State, native.State, native.State]:
+        V = native.factored_momentum(task, native.no_momentum(state), delta, x, 0.9)
+        return (
+            native.factored_step(task, state, delta, x, lr, lr_q),
+            native.gradient_step(task, state, (delta.mT @ x)[None], lr, lr_q),
+            native.momentum_step(state, V, lr, lr_q),
+        )
+
+    batched = torch.func.vmap(step)(task, state, delta, x, lr, lr_q)
+    for i, (one, start) in enumerate(zip(tasks, states, strict=True)):
+        alone = step(one, start, delta[i], x[i], lr[i], lr_q[i])
+        for form in range(3):
+            close(batched[form].W[i], alone[form].W)
+            close(batched[form].Tsum[i], alone[form].Tsum)
+        close(alone[0].W, alone[1].W)
+
+
+def test_steps_depend_on_shapes_alone() -> None:
+    """Tensors without data refuse whatever a CUDA graph would: reading a value on the host."""
+    tasks, states, delta, x = stacked_problems()
+    task = native.Task(*(t.to("meta") for t in tasks[0]))
+    state = native.State(*(s.to("meta") for s in states[0]))
+    delta, x, rate = delta[0].to("meta"), x[0].to("meta"), torch.empty((), device="meta")
+    native.factored_step(task, state, delta, x, rate, rate)
+    native.gradient_step(task, state, (delta.mT @ x)[None], rate, rate)
+    V = native.factored_momentum(task, native.no_momentum(state), delta, x, 0.9)
+    native.momentum_step(state, native.nesterov(native.no_momentum(state), V, 0.9), rate, rate)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_are_captured() -> None:
+    tasks, states, delta, x = stacked_problems()
+    task = native.Task(*(t.cuda() for t in tasks[1]))
+    state = native.State(*(s.cuda() for s in states[1]))
+    delta, x, rate = delta[1].cuda(), x[1].cuda(), torch.tensor(0.1, device="cuda")
+
+    def steps() -> tuple[native.State, native.State]:
+        return (
+            native.factored_step(task, state, delta, x, rate, 2 * rate),
+            native.gradient_step(task, state, (delta.mT @ x)[None], rate, 2 * rate),
+        )
+
+    steps()  # libraries are set up before a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = steps()
+    rate.fill_(0.3)
+    graph.replay()
+    for got, expected in zip(captured, steps(), strict=True):
+        close(got.W, expected.W)
+
+
+def test_the_cheaper_form_is_chosen_by_counting() -> None:
+    # The MLP's first layer at batch 10 and AlexNet's widest layer at batch 64: few samples.
+    assert native.cheaper_form(10, 2, 1, 100, 784, 235) == "factored"
+    assert native.cheaper_form(64, 2, 1, 2048, 2048, 1434) == "factored"
+    # More samples than the weight has rows or columns: their sum is the smaller thing to project.
+    assert native.cheaper_form(4096, 2, 1, 100, 784, 235) == "gradient"
+    # Nothing to project: neither form does anything but form the gradient.
+    assert native.costs(10, 0, 2, 3, 5, 0) == {"gradient": 300, "factored": 300}
+    # Worked by hand for b = 2, K = 1, g = 1, o = 3, n = 5, m = 4.
+    assert native.costs(2, 1, 1, 3, 5, 4) == {
+        "gradient": 30 + 2 * 60 + 36,
+        "factored": 40 + 24 + 2 * 40 + 2 * 30 + 18,
+    }
