@@ -1,12 +1,11 @@
 """GPM and TRGP as objects a user attaches to a model and a training loop (paper, section 4.4)."""
 
 import logging
-import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, SupportsIndex
+from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,21 +13,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import optimizers, state
-from .batches import first_samples, samples_in
-from .core.capture import GramCapture, check_finite_input, observing
+from . import checks, optimizers, state
+from .core.batches import first_samples
+from .core.capture import GramCapture, observing
 from .core.freeze import Frozen
+from .core.gradient import LossFn, layer_gradients
 from .core.guard import Guard, Pin, with_coordinates
-from .core.layers import Layer, Norm, Site, make_plan, matches, unmatched
+from .core.layers import Norm, make_plan, matches, per_task_tensors, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
 from .core.subspace import Memory, columns_of, extend
 from .core.trust_region import TaskId, projections, total_over, trust_region
-from .options import Option, check_option, value_of
+from .options import Option, check_count, check_option, check_patterns, value_of
 from .summary import summary
 from .task import Change, TaskRecord
 
-LossFn = Callable[[nn.Module, Any], Tensor]
 Scope = Literal["layer", "task"]
 
 log = logging.getLogger("trgp")
@@ -87,14 +86,14 @@ class GPM:
             ("per_task"), or left trainable and shared ("shared").
         """
         check_option("threshold", threshold, zero=False)
-        _check_count("memory_samples", memory_samples)
+        check_count("memory_samples", memory_samples)
         if norm not in ("freeze", "per_task", "shared"):
             raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.model = model
-        self.threshold = threshold
+        self.threshold = dict(threshold) if isinstance(threshold, Mapping) else threshold
         self.memory_samples = memory_samples
-        self.exclude = _patterns("exclude", exclude)
-        self.per_task = _patterns("per_task", per_task)
+        self.exclude = check_patterns("exclude", exclude)
+        self.per_task = check_patterns("per_task", per_task)
         self.norm: Norm = norm
         self._plan = make_plan(model, self.exclude, self.per_task, norm)
         if not self._plan.layers:
@@ -112,6 +111,7 @@ class GPM:
         self._frozen = Frozen()
         self._guard = Guard()
         self._attached: WeakKeyDictionary[Optimizer, list[RemovableHandle]] = WeakKeyDictionary()
+        self._visits: list[list[tuple[Tensor, Tensor]]] = []  # what each `with task(...)` puts back
         self._detached = False
         self._notice()
 
@@ -124,12 +124,12 @@ class GPM:
         in the model, its modes or any random state. On an error nothing has changed.
         """
         task = self._check_new(task)
-        self._check_structure()
+        self._meet_model()
+        checks.trainable(self.model, self._plan, self.exclude, self.norm, first=not self._tasks)
         layers = self._plan.layers
         thresholds = {
             name: value_of("threshold", self.threshold, name, task, zero=False) for name in layers
         }
-        self._follow_model()
         self._check_active()
         with self._restored(on_error_only=True):
             self._hold({name: memory.C for name, memory in self._memory.items()})
@@ -177,8 +177,8 @@ class GPM:
         The samples pass through loss_fn without gradients. On an error the task stays open.
         """
         opened = self._require_open()
-        self._follow_model()
-        self._check_trained(opened)
+        self._meet_model()
+        checks.trained(self._plan.layers, self._memory, opened.scalings)
         layers = self._plan.layers
         capture = GramCapture(layers.values())
         with undisturbed(self.model, loader), torch.no_grad(), observing(layers.values(), capture):
@@ -226,23 +226,24 @@ class GPM:
     def task(self, task: TaskId) -> Iterator[nn.Module]:
         """The model with the effective weights of a learnt task; as it was before on exit."""
         self._require_alive()
-        if self._open is not None and task == self._open.task:
-            yield self.model
-            return
-        record = self._record(task)
-        self._follow_model()
+        self._check_known(task)
+        self._meet_model()
         self._check_active()
-        with self._restored():
-            self._become(task, record)
-            yield self.model
+        with self._restored() as before:
+            self._become(task)
+            self._visits.append(before)
+            try:
+                yield self.model
+            finally:
+                self._visits.pop()
 
     def detach(self, task: TaskId) -> nn.Module:
         """Leave the plain model, holding that task's weights for good; the learner ends here."""
         self._require_idle("detach")
-        record = self._record(task)
-        self._follow_model()
+        self._check_known(task)
+        self._meet_model()
         self._check_active()
-        self._become(task, record)
+        self._become(task)
         for handles in self._attached.values():
             for handle in handles:
                 handle.remove()
@@ -304,7 +305,7 @@ class GPM:
     def save(self, path: str | os.PathLike[str], *, include_model: bool = False) -> None:
         """Write bases, scalings and per-task copies; the model's weights only if asked to."""
         self._require_idle("save")
-        self._follow_model()
+        self._meet_model()
         state.save(self, path, include_model=include_model)
 
     @classmethod
@@ -333,46 +334,9 @@ class GPM:
         self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
     ) -> dict[str, list[TaskId]]:
         """No trust region here: one batch shows that loader, loss_fn and model fit together."""
-        self._gradients([next(first_samples(loader, None))], loss_fn)
+        batch = next(first_samples(loader, None))
+        layer_gradients(self.model, self._plan.layers, [batch], loss_fn)
         return {name: [] for name in self._plan.layers}
-
-    def _gradients(self, batches: Iterable[Any], loss_fn: LossFn) -> dict[str, Tensor]:
-        """The gradient of the loss at the model's weights, per layer as (g, o, n)."""
-        layers = self._plan.layers
-        params = {name: layer.params for name, layer in layers.items()}
-        sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
-        called: set[str] = set()
-
-        def observe(layer: Layer, site: Site, x: Tensor) -> None:
-            check_finite_input(layer, x)
-            called.add(layer.name)
-
-        for batch in batches:
-            with torch.enable_grad(), observing(layers.values(), observe):
-                loss = _check_loss(loss_fn(self.model, batch))
-            trained = [p for group in params.values() for p in group if p.requires_grad]
-            found = torch.autograd.grad(loss, trained, allow_unused=True)
-            by_param = dict(zip(trained, found, strict=True))
-            for name, layer in layers.items():
-                gradients = {p: by_param.get(p) for p in params[name]}
-                if all(g is None for g in gradients.values()):
-                    continue
-                if name not in called:
-                    raise TypeError(
-                        f"The weight of layer '{name}' is used without calling the layer, so its "
-                        f"inputs cannot be seen; add '{name}' to exclude=[...] or per_task=[...]."
-                    )
-                # Batches may differ in size: the mean over all samples weighs each by its own.
-                sums[name] += samples_in(batch) * layer.pack(
-                    [torch.zeros_like(p) if g is None else g for p, g in gradients.items()]
-                )
-        for name, G in sums.items():
-            if not bool(G.isfinite().all()):
-                raise ValueError(
-                    f"The gradient of layer '{name}' is NaN or infinite; check the loss and the "
-                    "data."
-                )
-        return sums
 
     def _coordinates(self, task: TaskId) -> dict[str, Tensor]:
         """W_eff M of a task in every layer."""
@@ -391,31 +355,49 @@ class GPM:
                 layer.assign(with_coordinates(layer.matrix(), self._memory[name].M, K))
 
     @torch.no_grad()
-    def _become(self, task: TaskId, record: TaskRecord) -> None:
+    def _become(self, task: TaskId) -> None:
         """Put the task's effective weights and copies into the model."""
+        if self._open is not None and task == self._open.task:
+            for tensor, value in self._visits[0] if self._visits else []:
+                tensor.copy_(value)
+            return
+        copies = self._tasks[task].copies
+        slots = {name: slot for name, slot in self._plan.per_task.items() if name in copies}
+        for name, slot in slots.items():
+            if slot.param.shape != copies[name].shape:
+                raise RuntimeError(
+                    f"Task {task!r} has its own '{name}' of shape {tuple(copies[name].shape)}, but "
+                    f"the model's is {tuple(slot.param.shape)}; put a module of that shape back."
+                )
         for S in self._open.scaling_params if self._open is not None else []:
             S.zero_()
         self._hold(self._coordinates(task))
-        for name, slot in self._plan.per_task.items():
-            if name in record.copies:
-                slot.param.copy_(record.copies[name])
+        for name, slot in slots.items():
+            slot.param.copy_(copies[name])
 
     @contextmanager
-    def _restored(self, *, on_error_only: bool = False) -> Iterator[None]:
+    def _restored(self, *, on_error_only: bool = False) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """Whatever is written into weights, scalings and per-task parts inside is undone."""
-        tensors = [p for layer in self._plan.layers.values() for p in layer.params]
+        tensors: list[Tensor] = [p for layer in self._plan.layers.values() for p in layer.params]
         tensors += [slot.param for slot in self._plan.per_task.values()]
         tensors += self._open.scaling_params if self._open is not None else []
-        before = [t.detach().clone() for t in tensors]
+        before = [(t, t.detach().clone()) for t in tensors]
         undo = True
         try:
-            yield
+            yield before
             undo = not on_error_only
         finally:
             if undo:
                 with torch.no_grad():
-                    for tensor, value in zip(tensors, before, strict=True):
+                    for tensor, value in before:
                         tensor.copy_(value)
+
+    def _meet_model(self) -> None:
+        """Whatever the user has done to the model since: refuse it, or follow it."""
+        checks.present(self.model, self._plan, self._memory)
+        # What every task has for itself may be exchanged, and heads may have been added.
+        self._plan.per_task = per_task_tensors(self.model, self.exclude, self.per_task, self.norm)
+        self._follow_model()
 
     def _follow_model(self) -> None:
         """Keep the memory where the weights are."""
@@ -454,102 +436,49 @@ class GPM:
             raise RuntimeError("This learner has been detached; make or load a new one.")
 
     def _require_idle(self, what: str) -> None:
-        self._require_alive()
+        self._require_home(what)
         if self._open is not None:
             raise RuntimeError(
                 f"{what} cannot be called while task {self._open.task!r} is being learnt; "
                 "call end_task first."
             )
 
-    def _require_open(self) -> OpenTask:
+    def _require_home(self, what: str) -> None:
         self._require_alive()
+        if self._visits:
+            raise RuntimeError(
+                f"{what} cannot be called inside `with learner.task(...)`; leave it first."
+            )
+
+    def _require_open(self) -> OpenTask:
+        self._require_home("end_task")
         if self._open is None:
             raise RuntimeError("end_task was called without a task; call begin_task first.")
         return self._open
 
-    def _record(self, task: TaskId) -> TaskRecord:
-        if task not in self._tasks:
-            known = ", ".join(map(repr, self._tasks)) or "none yet"
-            raise UnknownTaskError(f"Task {task!r} has not been learnt; learnt so far: {known}.")
-        return self._tasks[task]
+    def _check_known(self, task: TaskId) -> None:
+        known = [*self._tasks] + ([self._open.task] if self._open is not None else [])
+        if task not in known:
+            learnt = ", ".join(map(repr, self._tasks)) or "none yet"
+            raise UnknownTaskError(f"Task {task!r} has not been learnt; learnt so far: {learnt}.")
 
     def _check_new(self, task: TaskId) -> TaskId:
         self._require_idle("begin_task")
-        if isinstance(task, bool) or not isinstance(task, SupportsIndex | str):
-            raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
-        task = task if isinstance(task, str) else operator.index(task)
+        task = checks.task_id(task)
         if task in self._tasks:
             raise ValueError(f"Task {task!r} has been learnt already; give the new one its own id.")
         return task
 
-    def _check_structure(self) -> None:
-        """The model must still be the one the learner was made for, but for excluded modules."""
-        present = set(self.model.modules())
-        for name, layer in self._plan.layers.items():
-            if any(site.module not in present for site in layer.sites):
-                raise RuntimeError(
-                    f"Layer '{name}' was replaced since the learner was made; put the original "
-                    "module back and load new values into its parameters."
-                )
-            g, o, n = layer.shape
-            memory = self._memory[name]
-            if memory.M.shape[:2] != (g, n) or memory.C.shape[1] != o:
-                raise RuntimeError(
-                    f"Layer '{name}' has another shape than when the learner was made; put a "
-                    "parameter of the original shape back."
-                )
-        plan = make_plan(self.model, self.exclude, self.per_task, self.norm)
-        known = self._plan.layers.keys() | self._plan.others.keys()
-        added = [name for name in (*plan.layers, *plan.others) if name not in known]
-        if added:
-            raise RuntimeError(
-                f"{_some(added)} became trainable after the learner was made; add such modules to "
-                "exclude=[...] or per_task=[...], or make a new learner."
-            )
-        self._plan.per_task = plan.per_task  # heads may have been added
-
     @torch.no_grad()
     def _check_active(self) -> None:
         """The model must hold the weights it was left with: the rest is computed from them."""
-        if self._open is None and self._active is not None:
+        if self._open is None and self._active is not None and not self._visits:
             for name, K in self._coordinates(self._active).items():
-                if self._strayed(name, K):
+                if checks.strayed(self._plan.layers[name], self._memory[name].M, K):
                     raise RuntimeError(
                         f"Layer '{name}' no longer holds the weights of task {self._active!r}; "
                         "load the model's weights as they were after that task."
                     )
-
-    def _check_trained(self, opened: OpenTask) -> None:
-        for name, scaling in opened.scalings.items():
-            largest = max((float(S.abs().max()) for S in scaling.S if S.numel()), default=0.0)
-            if not largest < 1e6:
-                raise RuntimeError(
-                    f"The scalings of layer '{name}' have diverged (largest entry {largest:.1e}); "
-                    "go back to the last save and train with a smaller scale_lr in "
-                    "learner.param_groups(lr=..., scale_lr=...)."
-                )
-        for name, layer in self._plan.layers.items():
-            if not all(bool(p.isfinite().all()) for p in layer.params):
-                raise RuntimeError(
-                    f"Layer '{name}' has NaN or infinite weights; go back to the last save and "
-                    "train with a smaller learning rate."
-                )
-            if self._strayed(name, self._memory[name].C):
-                raise RuntimeError(
-                    f"The weights of layer '{name}' moved inside the protected space, so old tasks "
-                    "would be forgotten; give every optimizer to learner.attach(...), or load the "
-                    "weights saved before."
-                )
-
-    def _strayed(self, name: str, K: Tensor) -> bool:
-        """Whether a layer's coordinates in span(M) are not K, beyond what rounding explains."""
-        layer = self._plan.layers[name]
-        if not K.shape[2]:
-            return False
-        error = (layer.matrix() @ self._memory[name].M - K).norm()
-        scale = K.norm() + layer.matrix().norm()
-        rounding = torch.finfo(layer.weight.param.dtype).eps
-        return not bool(error <= max(1e-3, 10 * rounding) * scale)
 
 
 class TRGP(GPM):
@@ -587,11 +516,11 @@ class TRGP(GPM):
         selection_samples: how many samples that gradient is taken over.
         """
         check_option("epsilon", epsilon, zero=True)
-        _check_count("top_k", top_k)
-        _check_count("selection_samples", selection_samples)
+        check_count("top_k", top_k)
+        check_count("selection_samples", selection_samples)
         if scope not in ("layer", "task"):
             raise ValueError(f"scope must be 'layer' or 'task', not {scope!r}.")
-        self.epsilon = epsilon
+        self.epsilon = dict(epsilon) if isinstance(epsilon, Mapping) else epsilon
         self.top_k = top_k
         self.scope: Scope = scope
         self.selection_samples = selection_samples
@@ -628,7 +557,8 @@ class TRGP(GPM):
         epsilon = {n: value_of("epsilon", self.epsilon, n, task, zero=True) for n in names}
         if not self._tasks:
             return super()._select(task, loader, loss_fn)
-        gradients = self._gradients(first_samples(loader, self.selection_samples), loss_fn)
+        batches = first_samples(loader, self.selection_samples)
+        gradients = layer_gradients(self.model, layers, batches, loss_fn)
         squared = {
             name: projections(G, self._memory[name].M, self._memory[name].masks)
             for name, G in gradients.items()
@@ -645,31 +575,3 @@ class TRGP(GPM):
             name: [j for j in trusted if totals[name] and self._memory[name].masks[j].any()]
             for name in layers
         }
-
-
-def _check_loss(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise TypeError(f"loss_fn(model, batch) must return a scalar tensor, not {found}.")
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss_fn returned a loss without a gradient; compute it from the model's output "
-            "without no_grad or detach."
-        )
-    return loss
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
-
-
-def _patterns(name: str, patterns: Sequence[str]) -> list[str]:
-    if isinstance(patterns, str):
-        raise TypeError(f"{name} must be a list of patterns, for instance {name}=[{patterns!r}].")
-    return list(patterns)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

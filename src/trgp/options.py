@@ -1,6 +1,6 @@
 """Options given as a number, as a number per layer, or as a schedule over layers and tasks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .core.trust_region import TaskId
@@ -39,3 +39,16 @@ def _check_value(name: str, value: object, *, zero: bool) -> None:
     if not number or not (0 <= value <= 1) or (value == 0 and not zero):  # type: ignore[operator]
         interval = "[0, 1]" if zero else "(0, 1]"
         raise ValueError(f"{name} must be a number in {interval}, not {value!r}.")
+
+
+def check_count(name: str, value: int | None) -> None:
+    """Refuse what is no number of things."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:
+    """Refuse a bare string, whose letters would each be a pattern."""
+    if isinstance(patterns, str):
+        raise TypeError(f"{name} must be a list of patterns, for instance {name}=[{patterns!r}].")
+    return list(patterns)

@@ -146,7 +146,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Cloned: products round differently where memory is not aligned as torch's own is.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
             f"{path} is truncated, damaged or no safetensors file ({error}); use another copy."

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .core.precision import full_precision
 from .core.subspace import Memory, columns_of, put_columns
 from .core.trust_region import TaskId
 
@@ -31,6 +32,7 @@ class Change:
             return cls(trusted, [], shift)
         return full
 
+    @full_precision
     def coordinates(self, memory: Memory) -> Tensor:
         """(W_eff - W) M, of shape (g, o, m)."""
         m = memory.M.shape[2]

@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .layers import Layer
+from .precision import full_precision
 from .subspace import Memory, complement
 
 
+@full_precision
 def with_coordinates(W: Tensor, M: Tensor, K: Tensor) -> Tensor:
     """W (g, o, n) with its part inside span(M) replaced by K M'; W M = K afterwards."""
     return W + (K - W @ M) @ M.mT
@@ -113,6 +115,7 @@ class Guard:
         ]
 
     @torch.no_grad()
+    @full_precision
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # SGD's update is linear in the gradients: projecting it is projecting them. Others rescale
         # by the gradients they have seen, which should be those of the directions still free.
@@ -125,6 +128,7 @@ class Guard:
                 pin.project(grads)
 
     @torch.no_grad()
+    @full_precision
     def _after_step(self, *_: Any) -> None:
         for pin in self.pins:
             pin.restore()

@@ -6,7 +6,7 @@ that weight and bias are protected together.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
@@ -60,7 +60,13 @@ class Layer:
     weight: Slot
     biases: list[Slot]
     groups: int
-    sites: list[Site] = field(default_factory=list)
+    sites: list[Site]
+    order: dict[nn.Module, list[str]]  # of the parameters of every module it is used in
+
+    @property
+    def places(self) -> set[Slot]:
+        """Every place where the weight or a bias can be found."""
+        return {slot for s in self.sites for slot in (s.weight, s.bias) if slot is not None}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -135,8 +141,8 @@ def make_plan(
 ) -> Plan:
     """Sort every trainable part of the model into protected, normalising, per-task and other."""
     modules = dict(model.named_modules())
+    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm))
     owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
-    plan = Plan({}, {}, {}, {})
     sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
     within_attention = {
         f"{name}.out_proj" for name, m in modules.items() if isinstance(m, nn.MultiheadAttention)
@@ -144,28 +150,22 @@ def make_plan(
     for name, module in modules.items():
         for key, param in module.named_parameters(recurse=False):
             owners.setdefault(param, []).append((_join(name, key), Slot(module, key)))
-        if matches(name, exclude):
+        if matches(name, exclude) or matches(name, per_task):
             continue
-        if matches(name, per_task) or (norm == "per_task" and isinstance(module, NORMS)):
-            plan.per_task |= _tensors_of(name, module)
-        elif isinstance(module, NORMS):
+        if isinstance(module, NORMS):
             plan.norms[name] = module
         elif name not in within_attention and _trainable(module):
             for layer_name, site in _sites(name, module):
                 sites.setdefault(site.weight.param, []).append((layer_name, site))
 
-    norm_modules = list(plan.norms.values())
+    norm_modules = set(plan.norms.values())
     for param, places in owners.items():
-        names = [name for name, _ in places]
-        if any(matches(name, per_task) for name in names):
-            plan.per_task |= {name: slot for name, slot in places if not matches(name, exclude)}
-        elif (
+        if (
             param.requires_grad
-            and not any(matches(name, exclude) for name in names)
+            and not any(matches(name, exclude) or name in plan.per_task for name, _ in places)
             and not any(slot.module in norm_modules for _, slot in places)
-            and names[0] not in plan.per_task
         ):
-            plan.others[names[0]] = places[0][1]
+            plan.others[places[0][0]] = places[0][1]
 
     for weight, uses in sites.items():
         name = owners[weight][0][0]
@@ -175,9 +175,24 @@ def make_plan(
             plan.layers[layer.name] = layer
             for slot in (layer.weight, *layer.biases):
                 del plan.others[owners[slot.param][0][0]]
-    if norm == "shared":
+    if norm != "freeze":
         plan.norms = {}
     return plan
+
+
+def per_task_tensors(
+    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
+) -> dict[str, Slot]:
+    """Parameters and buffers of which every task has its own copy, by their names."""
+    found = {}
+    for name, module in model.named_modules():
+        own = norm == "per_task" and isinstance(module, NORMS)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key, _ in tensors:
+            full = _join(name, key)
+            if not matches(full, exclude) and (own or matches(full, per_task)):
+                found[full] = Slot(module, key)
+    return found
 
 
 def _layer(
@@ -201,7 +216,9 @@ def _layer(
             place, slot = owners[bias.param][0]
             if place in free:
                 biases[bias.param] = slot
-    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites)
+    modules = {slot.module for s in sites for slot in (s.weight, s.bias) if slot is not None}
+    order = {module: list(module._parameters) for module in modules}
+    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites, order)
 
 
 def _sites(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
@@ -329,13 +346,6 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
     x = torch.unflatten(x, 1, (conv.groups, -1)).movedim(2, 2 + dims)
     x = x.movedim(1, 0).flatten(2 + dims)
     return x.reshape(conv.groups, -1, x.shape[-1])
-
-
-def _tensors_of(name: str, module: nn.Module) -> dict[str, Slot]:
-    """The module's own parameters and buffers, by their names in the model's state."""
-    own = [key for key, _ in module.named_parameters(recurse=False)]
-    own += [key for key, _ in module.named_buffers(recurse=False)]
-    return {_join(name, key): Slot(module, key) for key in own}
 
 
 def _trainable(module: nn.Module) -> bool:

@@ -6,12 +6,14 @@ towards the identity.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .layers import Layer, Slot
+from .layers import Layer
+from .precision import full_precision
 
 
 def effective_weight(W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tensor]) -> Tensor:
@@ -38,16 +40,11 @@ class Scaling(nn.Module):
             self.register_buffer(f"C{j}", C, persistent=False)
         self.register_buffer("B", torch.cat(list(bases), dim=2), persistent=False)
 
-    def rows(self) -> Tensor:
-        """[C_1 S_1, C_2 S_2, ...] (g, o, sum of r_j): the change of W in the trusted bases."""
-        parts = [self.get_buffer(f"C{j}") @ S for j, S in enumerate(self.S)]
-        return torch.cat(parts, dim=2)
-
+    @full_precision
     def change(self, first: int, last: int) -> Tensor:
-        """Columns first..last of W_eff - W, in full precision also under autocast."""
-        B = self.get_buffer("B")
-        with torch.autocast(B.device.type, enabled=False):
-            return self.rows() @ B[:, first:last].mT
+        """Columns first..last of W_eff - W = [C_1 S_1, C_2 S_2, ...] [B_1, B_2, ...]'."""
+        rows = torch.cat([self.get_buffer(f"C{j}") @ S for j, S in enumerate(self.S)], dim=2)
+        return rows @ self.get_buffer("B")[:, first:last].mT
 
 
 class Scaled(nn.Module):
@@ -71,20 +68,25 @@ def scale(layer: Layer, scaling: Scaling) -> None:
         columns[id(bias.param)] = (kernel + i, kernel + i + 1)
     places = {
         slot: Scaled(scaling, *columns[id(slot.param)])
-        for site in layer.sites
-        for slot in (site.weight, site.bias)
-        if slot is not None and id(slot.param) in columns
+        for slot in layer.places
+        if id(slot.param) in columns
     }
     for slot, scaled in places.items():
         parametrize.register_parametrization(slot.module, slot.attribute, scaled, unsafe=True)
 
 
 def unscale(layer: Layer) -> None:
-    """Back to plain parameters, holding the shared weight."""
-    for slot in _scaled_slots(layer):
-        parametrize.remove_parametrizations(slot.module, slot.attribute, leave_parametrized=False)
+    """Back to plain parameters, holding the shared weight.
 
-
-def _scaled_slots(layer: Layer) -> set[Slot]:
-    slots = {s for site in layer.sites for s in (site.weight, site.bias) if s is not None}
-    return {s for s in slots if parametrize.is_parametrized(s.module, s.attribute)}
+    Not by torch's own removal: it takes the attribute from a class that copies of the module made
+    in the meantime share, and leaves the parameters in another order.
+    """
+    for module in {slot.module for slot in layer.places}:
+        if parametrize.is_parametrized(module):
+            lists = cast(nn.ModuleDict, module.parametrizations)
+            originals = {k: cast(nn.Parameter, each.original) for k, each in lists.items()}
+            plain = module._parameters | originals
+            module.__class__ = type(module).__bases__[0]
+            del module.parametrizations
+            module._parameters.clear()
+            module._parameters |= {key: plain.pop(key) for key in layer.order[module]} | plain

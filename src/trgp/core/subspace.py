@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .precision import full_precision
+
 
 @dataclass
 class Memory:
@@ -47,6 +49,7 @@ class Memory:
         """B_j (g, n, r_j)."""
         return columns_of(self.M, self.masks[task])
 
+    @full_precision
     def grown(self, extension: "Extension", W: Tensor, task: int | str) -> "Memory":
         """The memory after a task, given the shared weight W it ended with."""
         C = W @ extension.M
@@ -58,7 +61,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        return self.M.nbytes + self.C.nbytes
+        return sum(t.nbytes for t in (self.M, self.C, *self.masks.values()))
 
 
 @dataclass
@@ -116,7 +119,8 @@ def extend(
     mask.scatter_(1, places, chosen[:, m : m + width])
     ranks = ranks + counts
     used = int(ranks.max())
-    return Extension(wide[:, :, :used].to(M.dtype), ranks, mask[:, :used])
+    kept = wide[:, :, :used].to(M.dtype).contiguous()
+    return Extension(kept, ranks, mask[:, :used].contiguous())
 
 
 def complement(M: Tensor, ranks: Tensor) -> Tensor:

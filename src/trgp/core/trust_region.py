@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .precision import full_precision
+
 TaskId = int | str
 
 
+@full_precision
 def projections(G: Tensor, M: Tensor, masks: Mapping[TaskId, Tensor]) -> dict[TaskId, float]:
     """||G B_j B_j'||_F^2 for every old task j, from the one product T = G M.
 

@@ -1,0 +1,104 @@
+"""What the learner asks of a task's id, of the model between calls, and of trained weights."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .core.layers import NORMS, Layer, Norm, Plan, matches
+from .core.precision import full_precision
+from .core.scaling import Scaling
+from .core.subspace import Memory
+from .core.trust_region import TaskId
+
+DIVERGED = 1e6  # a scaling this far from the identity has left every sensible weight behind
+
+
+def task_id(task: Any) -> TaskId:
+    """A task's id as a plain int or string."""
+    if isinstance(task, str):
+        return task
+    try:
+        if not isinstance(task, bool):
+            return operator.index(task)
+    except TypeError:
+        pass
+    raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
+
+
+def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
+    """The protected layers must still be the ones the learner was made for."""
+    modules = set(model.modules())
+    for name, layer in plan.layers.items():
+        if any(site.module not in modules for site in layer.sites):
+            raise RuntimeError(
+                f"Layer '{name}' was replaced since the learner was made; put the original module "
+                "back and load new values into its parameters."
+            )
+        groups, outputs, inputs = layer.shape
+        if (groups, outputs, inputs) != (*memory[name].C.shape[:2], memory[name].M.shape[1]):
+            raise RuntimeError(
+                f"Layer '{name}' has another shape than when the learner was made; put a parameter "
+                "of the original shape back."
+            )
+
+
+def trainable(
+    model: nn.Module, plan: Plan, exclude: Sequence[str], norm: Norm, *, first: bool
+) -> None:
+    """Nothing may be trained that is neither protected nor left to the user."""
+    free = {p for layer in plan.layers.values() for p in layer.params}
+    if first:
+        free |= {p for module in plan.norms.values() for p in module.parameters()}
+        free |= {slot.param for slot in plan.others.values()}
+    if norm == "shared":
+        shared = [module for module in model.modules() if isinstance(module, NORMS)]
+        free |= {p for module in shared for p in module.parameters()}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if matches(name, exclude) or name in plan.per_task:
+            free.add(param)
+    added = [name for name, p in model.named_parameters() if p.requires_grad and p not in free]
+    if added:
+        raise RuntimeError(
+            f"{', '.join(map(repr, added[:3]))}{', ...' if added[3:] else ''} became trainable "
+            "after the learner was made; freeze it with requires_grad_(False), or make a learner "
+            "with it in exclude=[...] or per_task=[...]."
+        )
+
+
+def trained(
+    layers: Mapping[str, Layer], memory: Mapping[str, Memory], scalings: Mapping[str, Scaling]
+) -> None:
+    """What training has left must be finite, and outside the protected space."""
+    for name, scaling in scalings.items():
+        largest = float(torch.cat([S.detach().abs().flatten() for S in scaling.S]).max())
+        if not largest < DIVERGED:
+            raise RuntimeError(
+                f"The scalings of layer '{name}' have diverged (largest entry {largest:.1e}); go "
+                "back to the last save and train with a smaller scale_lr in "
+                "learner.param_groups(lr=..., scale_lr=...)."
+            )
+    for name, layer in layers.items():
+        if not all(bool(p.isfinite().all()) for p in layer.params):
+            raise RuntimeError(
+                f"Layer '{name}' has NaN or infinite weights; go back to the last save and train "
+                "with a smaller learning rate."
+            )
+        if strayed(layer, memory[name].M, memory[name].C):
+            raise RuntimeError(
+                f"The weights of layer '{name}' moved inside the protected space, so old tasks "
+                "would be forgotten; give every optimizer to learner.attach(...), or load the "
+                "weights saved before."
+            )
+
+
+@full_precision
+def strayed(layer: Layer, M: Tensor, K: Tensor) -> bool:
+    """Whether W M is not K, beyond what rounding explains."""
+    if not M.shape[2]:
+        return False
+    W = layer.matrix()
+    tolerance = max(1e-3, 10 * torch.finfo(layer.weight.param.dtype).eps)
+    return not bool((W @ M - K).norm() <= tolerance * (K.norm() + W.norm()))
