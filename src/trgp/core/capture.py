@@ -45,7 +45,6 @@ class GramCapture:
             A = torch.zeros(groups, n, n, dtype=torch.float64, device=layer.weight.param.device)
             self.grams[layer.name] = Gram(A)
 
-    @torch.no_grad()
     def __call__(self, layer: Layer, site: Site, x: Tensor) -> None:
         check_input(layer, x)
         unfolded = x.numel() * math.prod(getattr(site.module, "kernel_size", (1,)))
@@ -93,9 +92,11 @@ def observing(layers: Iterable[Layer], observer: Observer) -> Iterator[None]:
             by_module.setdefault(site.module, []).append((layer, site))
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for layer, site in by_module[module]:
-            for x in site.inputs(module, args, kwargs):
-                observer(layer, site, x)
+        # Nothing here may enter the graph: a checkpointed forward is run again without the hooks.
+        with torch.no_grad():
+            for layer, site in by_module[module]:
+                for x in site.inputs(module, args, kwargs):
+                    observer(layer, site, x)
 
     handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in by_module]
     fused = torch.backends.mha.get_fastpath_enabled()

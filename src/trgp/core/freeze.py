@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import MethodType
+from functools import partial
 
 from torch import nn
 
@@ -22,7 +22,7 @@ class Frozen:
                 self.params.append(param)
         for norm in norms:
             # `model.train()` calls this on every module: no hook, so nothing is added to a forward.
-            norm.train = MethodType(_stay_in_eval, norm)  # type: ignore[method-assign]
+            norm.train = partial(_stay_in_eval, norm)  # type: ignore[method-assign]
             norm.eval()
             self.norms.append(norm)
 

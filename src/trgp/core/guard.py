@@ -4,7 +4,8 @@ The shared weight's coordinates in span(M) are known constants, C = W M. Whateve
 (momentum, weight decay, element-wise rescaling), writing them back after its step,
 W <- W + (C - W M) M', removes exactly the part of the update that lies in span(M), and rounding
 cannot add up over steps. Once M fills more than half of the space its complement N is narrower, and
-the same update is cheaper as W <- W_before + (W - W_before) N N'.
+the same update is cheaper as W <- W_before + (W - W_before) N N'; there rounding could add up, so
+that every tenth step is done the first way.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ class Pin:
     C: Tensor
     N: Tensor | None = None  # an orthonormal basis of M's complement, where that is narrower
     before: list[Tensor] | None = None
+    steps: int = 0
 
     @classmethod
     def of(cls, layer: Layer, memory: Memory) -> "Pin":
@@ -47,15 +49,18 @@ class Pin:
 
     def remember(self) -> None:
         """Before a step: what the update is measured from, where that is needed."""
-        if self.N is not None:
+        self.steps += 1
+        if self.N is not None and self.steps % 10:
             self.before = [p.detach().clone() for p in self.params]
+        else:
+            self.before = None
 
     def restore(self) -> None:
         """After a step: take the update's part inside span(M) back."""
-        if self.N is None:
+        if self.N is None or self.before is None:
             excess = self._inner(self.params, self.M) - self.C
             self._add(self.params, excess, self.M, -1)
-        elif self.before is not None:
+        else:
             moved = [p - q for p, q in zip(self.params, self.before, strict=True)]
             free = self._inner(moved, self.N)
             for p, q in zip(self.params, self.before, strict=True):

@@ -24,18 +24,16 @@ def undisturbed(model: nn.Module, loader: object) -> Iterator[None]:
         for key, buffer in module.named_buffers(recurse=False)
     ]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    generators = {
-        id(g): (g, g.get_state())
-        for g in (_attribute(loader, "generator"), _attribute(loader, "sampler", "generator"))
-        if isinstance(g, torch.Generator)
-    }
+    owners = ["", "sampler", "batch_sampler", "batch_sampler.sampler"]
+    found = [_attribute(loader, f"{owner}.generator") for owner in owners]
+    generators = [g for g in found if isinstance(g, torch.Generator)]
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        for generator, state in generators.values():
-            stack.callback(generator.set_state, state)
+        for generator in generators:
+            stack.callback(generator.set_state, generator.get_state())
         try:
             model.eval()
             yield
@@ -47,7 +45,7 @@ def undisturbed(model: nn.Module, loader: object) -> Iterator[None]:
                     module._buffers[key] = buffer.copy_(before)
 
 
-def _attribute(thing: object, *path: str) -> Any:
-    for name in path:
+def _attribute(thing: object, path: str) -> Any:
+    for name in path.strip(".").split("."):
         thing = getattr(thing, name, None)
     return thing
