@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from trgp import GPM, TRGP
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 Batch = tuple[Tensor, Tensor]
 

@@ -1,0 +1,23 @@
+"""Set-up that every test shares: one thread a worker, fixed seeds, no time limit on an example."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("trgp", deadline=None, derandomize=True)
+settings.load_profile("trgp")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """Every test starts from the same random state and the usual default dtype."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
