@@ -29,8 +29,14 @@ def task_id(task: Any) -> TaskId:
 
 
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
-    """The protected layers must still be the ones the learner was made for."""
+    """Protected and frozen layers must still be the ones the learner was made for."""
     modules = set(model.modules())
+    for name, norm in plan.norms.items():
+        if norm not in modules:
+            raise RuntimeError(
+                f"The norm layer '{name}' was replaced since the learner was made; put the "
+                "original module back and load new values into it."
+            )
     for name, layer in plan.layers.items():
         if any(site.module not in modules for site in layer.sites):
             raise RuntimeError(

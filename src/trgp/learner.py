@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
@@ -85,12 +85,11 @@ class GPM:
         norm: norm layers are frozen after the first task ("freeze"), copied for every task
             ("per_task"), or left trainable and shared ("shared").
         """
-        check_option("threshold", threshold, zero=False)
+        self.threshold = check_option("threshold", threshold, zero=False)
         check_count("memory_samples", memory_samples)
         if norm not in ("freeze", "per_task", "shared"):
             raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.model = model
-        self.threshold = dict(threshold) if isinstance(threshold, Mapping) else threshold
         self.memory_samples = memory_samples
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
@@ -117,6 +116,7 @@ class GPM:
 
     # ---- the loop ---------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # what is made here takes part in training
     def begin_task(self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn) -> None:
         """Start learning a task: the model computes with its effective weights from now on.
 
@@ -170,6 +170,7 @@ class GPM:
             self._attached[optimizer] = self._guard.watch(optimizer)
         return optimizer
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def end_task(self, loader: Iterable[Any]) -> None:
         """Finish the task: extend the memory with the loader's samples, keep what the task needs.
@@ -227,15 +228,20 @@ class GPM:
         """The model with the effective weights of a learnt task; as it was before on exit."""
         self._require_alive()
         self._check_known(task)
+        if self._open is not None and task == self._open.task and not self._visits:
+            yield self.model
+            return
         self._meet_model()
         self._check_active()
         with self._restored() as before:
             self._become(task)
             self._visits.append(before)
+            self._guard.paused = True
             try:
                 yield self.model
             finally:
                 self._visits.pop()
+                self._guard.paused = bool(self._visits)
 
     def detach(self, task: TaskId) -> nn.Module:
         """Leave the plain model, holding that task's weights for good; the learner ends here."""
@@ -358,7 +364,7 @@ class GPM:
     def _become(self, task: TaskId) -> None:
         """Put the task's effective weights and copies into the model."""
         if self._open is not None and task == self._open.task:
-            for tensor, value in self._visits[0] if self._visits else []:
+            for tensor, value in self._visits[0]:
                 tensor.copy_(value)
             return
         copies = self._tasks[task].copies
@@ -392,6 +398,7 @@ class GPM:
                     for tensor, value in before:
                         tensor.copy_(value)
 
+    @torch.inference_mode(False)
     def _meet_model(self) -> None:
         """Whatever the user has done to the model since: refuse it, or follow it."""
         checks.present(self.model, self._plan, self._memory)
@@ -515,12 +522,11 @@ class TRGP(GPM):
             gradient (a function or mapping is then asked for the layer '*').
         selection_samples: how many samples that gradient is taken over.
         """
-        check_option("epsilon", epsilon, zero=True)
+        self.epsilon = check_option("epsilon", epsilon, zero=True)
         check_count("top_k", top_k)
         check_count("selection_samples", selection_samples)
         if scope not in ("layer", "task"):
             raise ValueError(f"scope must be 'layer' or 'task', not {scope!r}.")
-        self.epsilon = dict(epsilon) if isinstance(epsilon, Mapping) else epsilon
         self.top_k = top_k
         self.scope: Scope = scope
         self.selection_samples = selection_samples

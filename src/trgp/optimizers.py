@@ -39,7 +39,7 @@ def add(optimizer: Optimizer, scalings: Sequence[nn.Parameter]) -> None:
     group = next((g for g in groups if g.get(SCALE_GROUP)), groups[0])
     group["params"].extend(scalings)
     if isinstance(optimizer, torch.optim.Adagrad) and scalings:
-        # Alone among torch's optimizers it makes a parameter's state when it is constructed.
+        # Alone among torch's optimizers it made its state when constructed, up to torch 2.11.
         start = optimizer.defaults["initial_accumulator_value"]
         fresh = torch.optim.Adagrad(scalings, initial_accumulator_value=start)
         optimizer.state.update(fresh.state)

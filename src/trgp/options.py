@@ -2,43 +2,41 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from numbers import Real
 
 from .core.trust_region import TaskId
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
 
 
-def check_option(name: str, option: Option, *, zero: bool) -> None:
-    """Refuse what is wrong for every layer and task; a function's values are checked when used."""
+def check_option(name: str, option: Option, *, zero: bool) -> Option:
+    """The option with plain numbers in it; a function's values are checked when they are used."""
     if isinstance(option, Mapping):
-        for pattern, value in option.items():
-            _check_value(f"{name} for '{pattern}'", value, zero=zero)
-    elif not callable(option):
-        _check_value(name, option, zero=zero)
+        return {p: _value(f"{name} for '{p}'", v, zero=zero) for p, v in option.items()}
+    return option if callable(option) else _value(name, option, zero=zero)
 
 
 def value_of(name: str, option: Option, layer: str, task: TaskId, *, zero: bool) -> float:
     """The option's value for one layer in one task; the first matching pattern decides."""
-    if isinstance(option, Mapping):
-        for pattern, value in option.items():
-            if fnmatchcase(layer, pattern):
-                return value
-        raise ValueError(
-            f"{name} gives no value for layer '{layer}'; add a pattern that matches it, "
-            "for instance '*'."
-        )
     if callable(option):
-        value = option(layer, task)
-        _check_value(f"{name}({layer!r}, {task!r})", value, zero=zero)
-        return float(value)
-    return option
+        return _value(f"{name}({layer!r}, {task!r})", option(layer, task), zero=zero)
+    if not isinstance(option, Mapping):
+        return option
+    for pattern, value in option.items():
+        if fnmatchcase(layer, pattern):
+            return value
+    raise ValueError(
+        f"{name} gives no value for layer '{layer}'; add a pattern that matches it, for instance "
+        "'*'."
+    )
 
 
-def _check_value(name: str, value: object, *, zero: bool) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (0 <= value <= 1) or (value == 0 and not zero):  # type: ignore[operator]
+def _value(name: str, value: object, *, zero: bool) -> float:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
+    if not 0 <= number <= 1 or (number == 0 and not zero):
         interval = "[0, 1]" if zero else "(0, 1]"
         raise ValueError(f"{name} must be a number in {interval}, not {value!r}.")
+    return number
 
 
 def check_count(name: str, value: int | None) -> None:

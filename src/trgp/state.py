@@ -6,10 +6,10 @@ The file holds a checksum of all of it, so that a damaged file is refused before
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,21 +30,28 @@ def save(learner: "GPM", path: str | os.PathLike[str], *, include_model: bool) -
     """Write the learner's state, whole or not at all."""
     meta, tensors = _describe(learner)
     if include_model:
-        tensors |= {f"model/{key}": value for key, value in learner.model.state_dict().items()}
+        for key, value in learner.model.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"The model's state holds '{key}', which is no tensor; save the model yourself "
+                    "and leave include_model out."
+                )
+            tensors[f"model/{key}"] = value
     # Cloned, because tied weights are one tensor under two names, which the format refuses.
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta)
     metadata = {"trgp": text, "sha256": _checksum(text, tensors)}
     target = Path(path)
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {target.parent}; make it before saving there.")
+    draft = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
-        os.close(handle)
         save_file(tensors, draft, metadata=metadata)
         with open(draft, "rb") as written:
             os.fsync(written.fileno())
         os.replace(draft, target)
     except BaseException:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 

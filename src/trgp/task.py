@@ -26,7 +26,7 @@ class Change:
 
     @classmethod
     def of(cls, trusted: list[TaskId], scalings: Sequence[Tensor], memory: Memory) -> "Change":
-        full = cls(trusted, [S.detach().clone() for S in scalings])
+        full = cls(trusted, [S.detach().to(memory.C, copy=True) for S in scalings])
         shift = columns_of(full.coordinates(memory), full._union(memory))
         if shift.numel() < sum(S.numel() for S in scalings):
             return cls(trusted, [], shift)

@@ -353,6 +353,8 @@ def test_norm_freeze_stills_affine_and_statistics_after_the_first_task() -> None
     learn(learner, 0, [classification(0, 16, 4, 4)])
     kept = norm_state(model)
     assert changed(start, kept) == set(start)  # the first task trains them like any other part
+    assert model.conv.training
+    assert not model.norm1.training
 
     learner.begin_task(1, [classification(1, 16, 4, 4)], cross_entropy)
     train(learner, [classification(1, 16, 4, 4)])  # calls model.train()

@@ -283,6 +283,16 @@ def test_old_bases_that_suffice_leave_the_memory_as_it_is() -> None:
     assert again.mask.any()
 
 
+def test_a_full_memory_stays_full_also_after_a_cast() -> None:
+    """A basis rounded to float32 leaves a residual that float64 would take for directions."""
+    M = torch.linalg.qr(randn(1, 6, 6)).Q.float().double()
+    full = Extension(M, torch.tensor([6]), torch.ones(1, 6).bool())
+    for samples in (2, 20):
+        again = after(full, randn(1, 6, samples), 1.0)
+        assert torch.equal(again.M, M)
+        assert again.ranks.tolist() == [6]
+
+
 @given(seed=st.integers(0, 2**31), ranks=st.lists(st.integers(0, 7), min_size=1, max_size=3))
 def test_the_complement_is_all_the_rest(seed: int, ranks: list[int]) -> None:
     torch.manual_seed(seed)

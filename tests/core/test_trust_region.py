@@ -160,15 +160,19 @@ def test_every_layer_trusts_by_its_own_gradient(epsilon: float, top_k: int) -> N
         assert not any(expected.values())
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 0.7, 0.75])
-def test_a_task_trusts_by_the_whole_gradient(epsilon: float) -> None:
-    learner, model = three_tasks(epsilon=epsilon, top_k=2, scope="task")
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_a_task_trusts_by_the_whole_gradient(top_k: int) -> None:
+    """The weakest of the chosen passes with an epsilon just below its share, not just above."""
+    learner, model = three_tasks(top_k=top_k, scope="task")
     scores, norms = literal_scores(learner, model, new_task())
     whole = {j: sum(scores[n][j] ** 2 for n in scores) ** 0.5 for j in ("a", "b", 7)}
-    norm = sum(value**2 for value in norms.values()) ** 0.5
-    learner.begin_task("new", [new_task()], cross_entropy)
-    expected = chosen(whole, norm, epsilon, 2)
-    assert learner.selected["new"] == {"0": expected, "2": expected}
+    strongest = sorted(whole, key=lambda j: -whole[j])[:top_k]
+    share = whole[strongest[-1]] / sum(value**2 for value in norms.values()) ** 0.5
+    for shift, expected in ((-1e-9, strongest), (1e-9, strongest[:-1])):
+        twin = copy.deepcopy(learner)
+        twin.epsilon = share + shift
+        twin.begin_task("new", [new_task()], cross_entropy)
+        assert twin.selected["new"] == {"0": expected, "2": expected}
 
 
 def test_scope_task_leaves_out_layers_without_gradient() -> None:

@@ -1,6 +1,7 @@
 """Batches as users have them: tensors in tuples, lists or dicts, from anything that iterates."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -53,8 +54,13 @@ def _cut(batch: Any, size: int, keep: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[:keep] if batch.dim() and len(batch) == size else batch
     if isinstance(batch, Mapping):
-        return {key: _cut(value, size, keep) for key, value in batch.items()}
+        parts = {key: _cut(value, size, keep) for key, value in batch.items()}
+        if isinstance(batch, MutableMapping):  # of a class that loss_fn may rely on
+            kept = copy(batch)
+            kept.update(parts)
+            return kept
+        return parts
     if isinstance(batch, tuple | list):
-        parts = [_cut(value, size, keep) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        values = [_cut(value, size, keep) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch

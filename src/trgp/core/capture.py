@@ -1,8 +1,9 @@
 """Hooks that see every input of every protected layer, and the Gram matrices streamed from them."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +102,10 @@ def observing(layers: Iterable[Layer], observer: Observer) -> Iterator[None]:
     handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in by_module]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    # Importing the compiler takes seconds: without it nothing can have been compiled.
+    compiler = "torch._dynamo" in sys.modules
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -111,6 +111,7 @@ class Guard:
 
     def __init__(self, pins: list[Pin] | None = None) -> None:
         self.pins = pins or []
+        self.paused = False  # while the model holds the weights of another task
 
     def watch(self, optimizer: Optimizer) -> list[RemovableHandle]:
         """Project what this optimizer does from now on."""
@@ -124,6 +125,11 @@ class Guard:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # SGD's update is linear in the gradients: projecting it is projecting them. Others rescale
         # by the gradients they have seen, which should be those of the directions still free.
+        if self.paused:
+            raise RuntimeError(
+                "An optimizer stepped inside `with learner.task(...)`, whose weights are put back "
+                "when it is left; train outside of it."
+            )
         linear = type(optimizer) is torch.optim.SGD
         for pin in self.pins:
             pin.follow()
