@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -323,11 +325,12 @@ def test_the_learners_own_calls_in_inference_mode() -> None:
     learner, steady = learnt(2), learnt(2)
     for one, mode in ((learner, True), (steady, False)):
         for task in (2, 3):
+            batches = [a_batch(task)]
             with torch.inference_mode(mode):
-                one.begin_task(task, [a_batch(task)], cross_entropy)
-            train(one, [a_batch(task)], steps=3)
+                one.begin_task(task, batches, cross_entropy)
+            train(one, batches, steps=3)
             with torch.inference_mode(mode):
-                one.end_task([a_batch(task)])
+                one.end_task(batches)
     assert_same(learner.model, snapshot(steady.model))
 
 
@@ -983,3 +986,32 @@ def module_is_plain(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("trgp") and not isinstance(
         module, parametrize.ParametrizationList | nn.ModuleDict | nn.ParameterList
     )
+
+
+# ---- wrapped models -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.DataParallel, partial(torch.compile, backend="eager")],
+    ids=["parallel", "compiled"],
+)
+def test_a_wrapped_model_is_known_by_the_names_inside(
+    wrap: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
+    def run(wrapped: bool) -> tuple[nn.Module, TRGP]:
+        torch.manual_seed(0)
+        model = Heads().double()
+        learner = TRGP(wrap(model) if wrapped else model, threshold=0.9, exclude=["heads.*"])
+        for task in range(3):
+            learn(learner, task, [a_batch(task)])
+        return model, learner
+
+    model, learner = run(wrapped=True)
+    plain, steady = run(wrapped=False)
+    assert learner.ranks == steady.ranks
+    assert learner.selected == steady.selected
+    for key, value in model.state_dict().items():
+        assert_close(value, plain.state_dict()[key])
+    learner.save(tmp_path / "a", include_model=True)
+    TRGP.load(tmp_path / "a", Heads().double())

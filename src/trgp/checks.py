@@ -95,8 +95,8 @@ def trained(
         if strayed(layer, memory[name].M, memory[name].C):
             raise RuntimeError(
                 f"The weights of layer '{name}' moved inside the protected space, so old tasks "
-                "would be forgotten; give every optimizer to learner.attach(...), or load the "
-                "weights saved before."
+                "would be forgotten; load the weights saved before, and train with an optimizer "
+                "given to learner.attach(...)."
             )
 
 

@@ -19,7 +19,7 @@ from .core.capture import GramCapture, observing
 from .core.freeze import Frozen
 from .core.gradient import LossFn, layer_gradients
 from .core.guard import Guard, Pin, with_coordinates
-from .core.layers import Norm, make_plan, matches, per_task_tensors, unmatched
+from .core.layers import Norm, bare, make_plan, matches, per_task_tensors, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
 from .core.subspace import Memory, columns_of, extend
@@ -90,11 +90,12 @@ class GPM:
         if norm not in ("freeze", "per_task", "shared"):
             raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.model = model
+        self._bare = bare(model)
         self.memory_samples = memory_samples
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
         self.norm: Norm = norm
-        self._plan = make_plan(model, self.exclude, self.per_task, norm)
+        self._plan = make_plan(self._bare, self.exclude, self.per_task, norm)
         if not self._plan.layers:
             raise ValueError(
                 "The model has nothing to protect: no trainable linear, convolution or attention "
@@ -125,7 +126,7 @@ class GPM:
         """
         task = self._check_new(task)
         self._meet_model()
-        checks.trainable(self.model, self._plan, self.exclude, self.norm, first=not self._tasks)
+        checks.trainable(self._bare, self._plan, self.exclude, self.norm, first=not self._tasks)
         layers = self._plan.layers
         thresholds = {
             name: value_of("threshold", self.threshold, name, task, zero=False) for name in layers
@@ -162,7 +163,7 @@ class GPM:
         self._require_alive()
         to_train = {
             name: param
-            for name, param in self.model.named_parameters()
+            for name, param in self._bare.named_parameters()
             if param.requires_grad and not matches(name, self.exclude)
         }
         optimizers.check(optimizer, to_train)
@@ -401,9 +402,9 @@ class GPM:
     @torch.inference_mode(False)
     def _meet_model(self) -> None:
         """Whatever the user has done to the model since: refuse it, or follow it."""
-        checks.present(self.model, self._plan, self._memory)
+        checks.present(self._bare, self._plan, self._memory)
         # What every task has for itself may be exchanged, and heads may have been added.
-        self._plan.per_task = per_task_tensors(self.model, self.exclude, self.per_task, self.norm)
+        self._plan.per_task = per_task_tensors(self._bare, self.exclude, self.per_task, self.norm)
         self._follow_model()
 
     def _follow_model(self) -> None:
@@ -426,7 +427,7 @@ class GPM:
             self._frozen.freeze([*affine, *others], norms)
 
     def _notice(self) -> None:
-        idle = unmatched(self.model, [*self.exclude, *self.per_task])
+        idle = unmatched(self._bare, [*self.exclude, *self.per_task])
         if idle:
             log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
         if self._plan.others:

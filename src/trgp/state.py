@@ -30,7 +30,7 @@ def save(learner: "GPM", path: str | os.PathLike[str], *, include_model: bool) -
     """Write the learner's state, whole or not at all."""
     meta, tensors = _describe(learner)
     if include_model:
-        for key, value in learner.model.state_dict().items():
+        for key, value in learner._bare.state_dict().items():
             if not isinstance(value, Tensor):
                 raise TypeError(
                     f"The model's state holds '{key}', which is no tensor; save the model yourself "
@@ -75,10 +75,10 @@ def load(
     if weights:
         _check_names(
             {key: list(t.shape) for key, t in weights.items()},
-            {key: list(t.shape) for key, t in model.state_dict().items()},
+            {key: list(t.shape) for key, t in learner._bare.state_dict().items()},
             path,
         )
-        model.load_state_dict(weights)
+        learner._bare.load_state_dict(weights)
     learner._follow_model()
     if learner._tasks:
         learner._freeze()

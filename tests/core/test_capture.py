@@ -217,8 +217,8 @@ def test_self_attention(batch_first: bool, bias: bool) -> None:
     given = x if batch_first else x.transpose(0, 1).contiguous()
     model = nn.ModuleDict({"attention": module})
     seen = captured(model, lambda: module(given, given, given, need_weights=False))
-    assert list(seen) == ["attention.in_proj", "attention.out_proj"]
-    assert_close(seen["attention.in_proj"].A, gram(x, bias=bias))
+    assert list(seen) == ["attention.in_proj_weight", "attention.out_proj"]
+    assert_close(seen["attention.in_proj_weight"].A, gram(x, bias=bias))
     expected = attended(module, x, x, x)
     assert_close(seen["attention.out_proj"].A, gram(expected, bias=bias))
     # The reference is right: projected, it is the module's own output.
@@ -231,7 +231,7 @@ def test_cross_attention_sees_query_key_and_value() -> None:
     query, key, value = randn(2, 3, D), randn(2, 5, D), randn(2, 5, D)
     model = nn.ModuleDict({"attention": module})
     seen = captured(model, lambda: module(query, key=key, value=value))
-    assert_close(seen["attention.in_proj"].A, gram(query, key, value))
+    assert_close(seen["attention.in_proj_weight"].A, gram(query, key, value))
     assert_close(seen["attention.out_proj"].A, gram(attended(module, query, key, value)))
 
 
@@ -240,9 +240,9 @@ def test_attention_of_other_widths_has_a_weight_for_each_input() -> None:
     query, key, value = randn(2, 3, D), randn(2, 4, 5), randn(2, 4, 3)
     model = nn.ModuleDict({"attention": module})
     seen = captured(model, lambda: module(query, key, value))
-    assert_close(seen["attention.q_proj"].A, gram(query, bias=False))
-    assert_close(seen["attention.k_proj"].A, gram(key, bias=False))
-    assert_close(seen["attention.v_proj"].A, gram(value, bias=False))
+    assert_close(seen["attention.q_proj_weight"].A, gram(query, bias=False))
+    assert_close(seen["attention.k_proj_weight"].A, gram(key, bias=False))
+    assert_close(seen["attention.v_proj_weight"].A, gram(value, bias=False))
     assert_close(seen["attention.out_proj"].A, gram(attended(module, query, key, value)))
     # One bias for the three of them cannot be protected with each: it is frozen.
     assert list(make_plan(model, [], [], "freeze").others) == ["attention.in_proj_bias"]
@@ -273,7 +273,12 @@ def encoder_inputs(layer: nn.TransformerEncoderLayer, x: Tensor) -> dict[str, Te
     inner = attended(layer.self_attn, x, x, x)
     h = layer.norm1(x + layer.self_attn.out_proj(inner))
     wide = layer.linear1(h).relu()
-    named = {"self_attn.in_proj": x, "self_attn.out_proj": inner, "linear1": h, "linear2": wide}
+    named = {
+        "self_attn.in_proj_weight": x,
+        "self_attn.out_proj": inner,
+        "linear1": h,
+        "linear2": wide,
+    }
     return {name: value.detach() for name, value in named.items()}
 
 
@@ -299,13 +304,13 @@ def test_an_encoder_with_padding_is_seen_layer_by_layer() -> None:
     seen = captured(model, lambda: model(x, src_key_padding_mask=padding))
     mask = padding[:, None, None, :]
     inner = attended(model.layers[0].self_attn, x, x, x, mask)
-    assert_close(seen["layers.0.self_attn.in_proj"].A, gram(x))
+    assert_close(seen["layers.0.self_attn.in_proj_weight"].A, gram(x))
     assert_close(seen["layers.0.self_attn.out_proj"].A, gram(inner))
     with torch.no_grad():
         torch.backends.mha.set_fastpath_enabled(False)
         second = model.layers[0](x, src_key_padding_mask=padding)
         torch.backends.mha.set_fastpath_enabled(True)
-    assert_close(seen["layers.1.self_attn.in_proj"].A, gram(second))
+    assert_close(seen["layers.1.self_attn.in_proj_weight"].A, gram(second))
 
 
 def test_a_whole_transformer_is_seen_everywhere() -> None:
@@ -315,7 +320,7 @@ def test_a_whole_transformer_is_seen_everywhere() -> None:
     assert len(seen) == 4 + 6
     assert all(gram.columns > 0 for gram in seen.values())
     # The decoder's cross attention meets 8 target tokens and the 6 of the encoder.
-    assert seen["decoder.layers.0.multihead_attn.in_proj"].columns == 14
+    assert seen["decoder.layers.0.multihead_attn.in_proj_weight"].columns == 14
 
 
 def test_watching_attention_changes_neither_its_output_nor_its_gradients() -> None:

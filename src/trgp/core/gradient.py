@@ -41,8 +41,9 @@ def layer_gradients(
                 continue
             if name not in called:
                 raise TypeError(
-                    f"The weight of layer '{name}' is used without calling the layer, so its "
-                    f"inputs cannot be seen; add '{name}' to exclude=[...] or per_task=[...]."
+                    f"The weight of layer '{name}' gets a gradient although the layer is not "
+                    "called, so its inputs cannot be seen; call the layer itself, or add "
+                    f"'{name}' to exclude=[...] or per_task=[...]."
                 )
             # Batches may differ in size: the mean over all samples weighs each by its own.
             sums[name] += samples_in(batch) * layer.pack(

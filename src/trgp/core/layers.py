@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 Norm = Literal["freeze", "per_task", "shared"]
@@ -64,9 +64,9 @@ class Layer:
     order: dict[nn.Module, list[str]]  # of the parameters of every module it is used in
 
     @property
-    def places(self) -> set[Slot]:
-        """Every place where the weight or a bias can be found."""
-        return {slot for s in self.sites for slot in (s.weight, s.bias) if slot is not None}
+    def places(self) -> list[Slot]:
+        """Every place where the weight or a bias can be found, always in the same order."""
+        return _places(self.sites)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -123,6 +123,14 @@ class Plan:
     per_task: dict[str, Slot]  # parameters and buffers copied for every task
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside a compiled or parallel one, whose names are those the user knows."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while hasattr(model, "_orig_mod") or isinstance(model, parallel):
+        model = cast(nn.Module, getattr(model, "_orig_mod", None) or model.module)
+    return model
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern names this module (or parameter) or one of the modules it lies in."""
     parts = name.split(".")
@@ -141,6 +149,12 @@ def make_plan(
 ) -> Plan:
     """Sort every trainable part of the model into protected, normalising, per-task and other."""
     modules = dict(model.named_modules())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise TypeError(
+                f"'{name}' has no shape yet; run one batch through the model before making the "
+                "learner."
+            )
     plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm))
     owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
     sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
@@ -216,9 +230,13 @@ def _layer(
             place, slot = owners[bias.param][0]
             if place in free:
                 biases[bias.param] = slot
-    modules = {slot.module for s in sites for slot in (s.weight, s.bias) if slot is not None}
-    order = {module: list(module._parameters) for module in modules}
+    order = {slot.module: list(slot.module._parameters) for slot in _places(sites)}
     return Layer(name, first.weight, list(biases.values()), groups.pop(), sites, order)
+
+
+def _places(sites: Sequence[Site]) -> list[Slot]:
+    slots = (slot for s in sites for slot in (s.weight, s.bias) if slot is not None)
+    return list(dict.fromkeys(slots))
 
 
 def _sites(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
@@ -232,11 +250,6 @@ def _sites(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
         )
     if not known:
         return
-    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
-        raise TypeError(
-            f"Layer '{name}' has no shape yet; run one batch through the model before making "
-            "the learner."
-        )
     if parametrize.is_parametrized(module) or any(
         getattr(module, key, None) is not None
         and not isinstance(getattr(module, key), nn.Parameter)
@@ -262,11 +275,11 @@ def _attention_sites(name: str, module: nn.MultiheadAttention) -> Iterator[tuple
     bias = Slot(module, "in_proj_bias") if module.in_proj_bias is not None else None
     if module.in_proj_weight is not None:
         slot = Slot(module, "in_proj_weight")
-        yield _join(name, "in_proj"), Site(module, slot, bias, _attention_inputs, _rows)
+        yield _join(name, slot.attribute), Site(module, slot, bias, _attention_inputs, _rows)
     else:
         # The packed bias belongs to three weights at once, so it is left to the others.
-        for i, key in enumerate(("q_proj", "k_proj", "v_proj")):
-            slot = Slot(module, f"{key}_weight")
+        for i, key in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
+            slot = Slot(module, key)
             yield _join(name, key), Site(module, slot, None, _ATTENTION_INPUT[i], _rows)
     out_bias = Slot(out, "bias") if out.bias is not None else None
     site = Site(module, Slot(out, "weight"), out_bias, _attention_output, _rows)

@@ -81,7 +81,7 @@ def unscale(layer: Layer) -> None:
     Not by torch's own removal: it takes the attribute from a class that copies of the module made
     in the meantime share, and leaves the parameters in another order.
     """
-    for module in {slot.module for slot in layer.places}:
+    for module in layer.order:
         if parametrize.is_parametrized(module):
             lists = cast(nn.ModuleDict, module.parametrizations)
             originals = {k: cast(nn.Parameter, each.original) for k, each in lists.items()}
