@@ -40,6 +40,7 @@ class Line(NamedTuple):
 
 def race(setting: str, contenders: Mapping[str, Callable[[], object]], rounds: int) -> list[Line]:
     """Median milliseconds a call of every contender, taking turns."""
+    print(f"timing {setting} ...", file=sys.stderr)
     repeats = {}
     for name, call in contenders.items():
         call()

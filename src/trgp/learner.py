@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +29,7 @@ from .summary import summary
 from .task import Change, TaskRecord
 
 Scope = Literal["layer", "task"]
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 log = logging.getLogger("trgp")
 
@@ -155,7 +156,7 @@ class GPM:
         for optimizer in self._attached:
             optimizers.add(optimizer, opened.scaling_params)
 
-    def attach(self, optimizer: Optimizer) -> Optimizer:
+    def attach(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Keep this optimizer's updates out of the protected space; returns the same optimizer.
 
         An optimizer kept over several tasks needs this once: later scalings join it by themselves.
