@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench tables clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -26,9 +26,13 @@ check: $(READY) ## Lint, check the formatting and the types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python records/tables.py --check
 
 bench: $(READY) ## Time the core operations
 	$(BIN)/python bench/core.py
+
+tables: $(READY) ## Write the tables of README and docs from the records
+	$(BIN)/python records/tables.py
 
 clean: ## Remove the environment, the caches and the build products
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

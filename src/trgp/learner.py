@@ -298,15 +298,21 @@ class GPM:
             for name, m in self._memory.items()
         }
 
+    @property
+    def memory_bytes(self) -> int:
+        """What all tasks hold together: bases, frozen coordinates, and who uses which basis."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    @property
+    def task_bytes(self) -> dict[TaskId, int]:
+        """What each task holds for itself: its scalings and its copies."""
+        return {task: record.nbytes for task, record in self._tasks.items()}
+
     def summary(self) -> str:
         """Rank used per layer, and the bytes held per task against one copy of the model."""
-        return summary(
-            type(self).__name__,
-            self.ranks,
-            sum(m.nbytes for m in self._memory.values()),
-            {task: record.nbytes for task, record in self._tasks.items()},
-            sum(p.nbytes for p in self.model.parameters()),
-        )
+        model_bytes = sum(p.nbytes for p in self.model.parameters())
+        method = type(self).__name__
+        return summary(method, self.ranks, self.memory_bytes, self.task_bytes, model_bytes)
 
     # ---- state ------------------------------------------------------------------------------
 
