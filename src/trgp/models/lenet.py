@@ -1,0 +1,41 @@
+"""The LeNet variant of CIFAR-100 superclasses, for images of 3x32x32."""
+
+from torch import Tensor, nn
+
+from ..options import check_count
+
+
+class LeNet(nn.Module):
+    """Two convolutions with local response norm and two linear layers, no biases, no dropout.
+
+    Maps are 32x32 and 16x16, pooled to 16x16 and 8x8.
+    """
+
+    def __init__(self, heads: int = 20, classes: int = 5) -> None:
+        """A head of so many classes for every task."""
+        super().__init__()
+        check_count("heads", heads)
+        check_count("classes", classes)
+        self.conv1 = nn.Conv2d(3, 20, 5, padding=2, bias=False)
+        self.conv2 = nn.Conv2d(20, 50, 5, padding=2, bias=False)
+        self.fc1 = nn.Linear(50 * 8 * 8, 800, bias=False)
+        self.fc2 = nn.Linear(800, 500, bias=False)
+        self.norm = nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.heads = nn.ModuleList(nn.Linear(500, classes, bias=False) for _ in range(heads))
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the heads see: (N, 500)."""
+        x = self.pool(self.norm(self.conv1(x).relu()))
+        x = self.pool(self.norm(self.conv2(x).relu()))
+        x = self.fc1(x.flatten(1)).relu()
+        x = self.fc2(x).relu()
+        return x
+
+    def forward(self, x: Tensor, head: int = 0) -> Tensor:
+        """The logits of one head."""
+        logits: Tensor = self.heads[head](self.features(x))
+        return logits

@@ -1,0 +1,1 @@
+"""What runs leave behind: the accuracy matrix and what is read off it."""
