@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from .core.layers import NORMS, Layer, Norm, Plan, matches
 from .core.precision import full_precision
 from .core.scaling import Scaling
-from .core.subspace import Memory
-from .core.trust_region import TaskId
+from .core.subspace import Memory, TaskId
 
 DIVERGED = 1e6  # a scaling this far from the identity has left every sensible weight behind
 
@@ -55,6 +54,12 @@ def trainable(
     model: nn.Module, plan: Plan, exclude: Sequence[str], norm: Norm, *, first: bool
 ) -> None:
     """Nothing may be trained that is neither protected nor left to the user."""
+    for name, layer in plan.layers.items():
+        if len({p.requires_grad for p in layer.params}) > 1:
+            raise RuntimeError(
+                f"Layer '{name}' trains its weight but not its bias, or the other way round, and "
+                "they are protected together; freeze both or neither."
+            )
     free = {p for layer in plan.layers.values() for p in layer.params}
     if first:
         free |= {p for module in plan.norms.values() for p in module.parameters()}
@@ -72,6 +77,18 @@ def trainable(
             "after the learner was made; freeze it with requires_grad_(False), or make a learner "
             "with it in exclude=[...] or per_task=[...]."
         )
+
+
+def loose_buffers(model: nn.Module, plan: Plan, exclude: Sequence[str]) -> dict[str, Tensor]:
+    """Copies of the buffers that nobody looks after: training may change what they hold."""
+    norms = {module for module in model.modules() if isinstance(module, NORMS)}
+    found = {}
+    for name, buffer in model.named_buffers():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        looked_after = owner in norms or name in plan.per_task or matches(name, exclude)
+        if buffer.is_floating_point() and not looked_after:
+            found[name] = buffer.detach().clone()
+    return found
 
 
 def trained(
@@ -106,5 +123,6 @@ def strayed(layer: Layer, M: Tensor, K: Tensor) -> bool:
     if not M.shape[2]:
         return False
     W = layer.matrix()
-    tolerance = max(1e-3, 10 * torch.finfo(layer.weight.param.dtype).eps)
+    # In float64 a model that was once cast to float32 must pass.
+    tolerance = max(1e-6, torch.finfo(layer.weight.param.dtype).eps ** 0.5)
     return not bool((W @ M - K).norm() <= tolerance * (K.norm() + W.norm()))

@@ -22,8 +22,8 @@ from .core.guard import Guard, Pin, with_coordinates
 from .core.layers import Norm, bare, make_plan, matches, per_task_tensors, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
-from .core.subspace import Memory, columns_of, extend
-from .core.trust_region import TaskId, projections, total_over, trust_region
+from .core.subspace import Memory, TaskId, columns_of, extend
+from .core.trust_region import projections, total_over, trust_region
 from .options import Option, check_count, check_option, check_patterns, value_of
 from .summary import summary
 from .task import Change, TaskRecord
@@ -49,6 +49,7 @@ class OpenTask:
     loss_fn: LossFn
     thresholds: dict[str, float]
     selected: dict[str, list[TaskId]]
+    buffers: dict[str, Tensor]  # as they were at the beginning, where nobody looks after them
     scalings: dict[str, Scaling] = field(default_factory=dict)
 
     @property
@@ -86,6 +87,8 @@ class GPM:
         norm: norm layers are frozen after the first task ("freeze"), copied for every task
             ("per_task"), or left trainable and shared ("shared").
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
         self.threshold = check_option("threshold", threshold, zero=False)
         check_count("memory_samples", memory_samples)
         if norm not in ("freeze", "per_task", "shared"):
@@ -126,6 +129,8 @@ class GPM:
         in the model, its modes or any random state. On an error nothing has changed.
         """
         task = self._check_new(task)
+        if not callable(loss_fn):
+            raise TypeError("loss_fn must be a function of (model, batch).")
         self._meet_model()
         checks.trainable(self._bare, self._plan, self.exclude, self.norm, first=not self._tasks)
         layers = self._plan.layers
@@ -137,14 +142,14 @@ class GPM:
             self._hold({name: memory.C for name, memory in self._memory.items()})
             with undisturbed(self.model, loader):
                 selected = self._select(task, loader, loss_fn)
-        opened = OpenTask(task, loss_fn, thresholds, selected)
+        buffers = checks.loose_buffers(self._bare, self._plan, self.exclude)
+        opened = OpenTask(task, loss_fn, thresholds, selected, buffers)
         for name, trusted in selected.items():
             if trusted:
                 memory = self._memory[name]
-                masks = [memory.masks[j] for j in trusted]
                 opened.scalings[name] = Scaling(
-                    [columns_of(memory.C, mask) for mask in masks],
-                    [columns_of(memory.M, mask) for mask in masks],
+                    [columns_of(memory.C, memory.masks[j]) for j in trusted],
+                    [memory.basis(j) for j in trusted],
                 )
                 scale(layers[name], opened.scalings[name])
         self._guard.pins = [
@@ -182,6 +187,7 @@ class GPM:
         opened = self._require_open()
         self._meet_model()
         checks.trained(self._plan.layers, self._memory, opened.scalings)
+        self._notice_buffers(opened.buffers)
         layers = self._plan.layers
         capture = GramCapture(layers.values())
         with undisturbed(self.model, loader), torch.no_grad(), observing(layers.values(), capture):
@@ -310,7 +316,8 @@ class GPM:
 
     def summary(self) -> str:
         """Rank used per layer, and the bytes held per task against one copy of the model."""
-        model_bytes = sum(p.nbytes for p in self.model.parameters())
+        scalings = set(self._open.scaling_params) if self._open is not None else set()
+        model_bytes = sum(p.nbytes for p in self.model.parameters() if p not in scalings)
         method = type(self).__name__
         return summary(method, self.ranks, self.memory_bytes, self.task_bytes, model_bytes)
 
@@ -333,6 +340,7 @@ class GPM:
         return state.load(cls, path, model, {"threshold": threshold})
 
     def __getstate__(self) -> dict[str, Any]:
+        self._require_home("A copy or pickle")
         # A copy has parameters of its own, which none of the attached optimizers holds.
         return vars(self) | {"_attached": None, "_guard": None, "_pins": self._guard.pins}
 
@@ -340,6 +348,7 @@ class GPM:
         pins = values.pop("_pins")
         vars(self).update(values)
         self._guard = Guard(pins)
+        self._guard.frozen = self._frozen.params
         self._attached = WeakKeyDictionary()
 
     # ---- pieces -----------------------------------------------------------------------------
@@ -427,11 +436,16 @@ class GPM:
 
     def _freeze(self) -> None:
         """Still what no projection protects; from the first task on, so the rest finds no work."""
-        norms = self._plan.norms.values()
-        affine = [p for norm in norms for p in norm.parameters(recurse=False)]
-        others = [slot.param for slot in self._plan.others.values()]
         if not (self._frozen.params or self._frozen.norms):
-            self._frozen.freeze([*affine, *others], norms)
+            params = {name: slot.param for name, slot in self._plan.others.items()}
+            for name, norm in self._plan.norms.items():
+                own = norm.named_parameters(prefix=name, recurse=False)
+                params |= {key: param for key, param in own if param.requires_grad}
+            self._freeze_params(params)
+
+    def _freeze_params(self, params: dict[str, nn.Parameter]) -> None:
+        self._frozen.freeze(params, self._plan.norms.values())
+        self._guard.frozen = self._frozen.params
 
     def _notice(self) -> None:
         idle = unmatched(self._bare, [*self.exclude, *self.per_task])
@@ -442,6 +456,16 @@ class GPM:
                 "Trained with the first task, then frozen: %s (exclude them or make them per_task "
                 "to go on training them).",
                 ", ".join(self._plan.others),
+            )
+
+    def _notice_buffers(self, before: dict[str, Tensor]) -> None:
+        now = dict(self._bare.named_buffers())
+        moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
+        if moved:
+            log.warning(
+                "Training changes buffers that old tasks need as they were: %s (make them per_task "
+                "to keep them).",
+                ", ".join(moved),
             )
 
     # ---- checks -----------------------------------------------------------------------------

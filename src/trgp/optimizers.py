@@ -38,6 +38,8 @@ def add(optimizer: Optimizer, scalings: Sequence[nn.Parameter]) -> None:
     groups = optimizer.param_groups
     group = next((g for g in groups if g.get(SCALE_GROUP)), groups[0])
     group["params"].extend(scalings)
+    if "param_names" in group:  # made from named parameters, it expects a name for each
+        group["param_names"].extend(f"{SCALE_GROUP}.{i}" for i in range(len(scalings)))
     if isinstance(optimizer, torch.optim.Adagrad) and scalings:
         # Alone among torch's optimizers it made its state when constructed, up to torch 2.11.
         start = optimizer.defaults["initial_accumulator_value"]
@@ -49,6 +51,9 @@ def remove(optimizer: Optimizer, scalings: Sequence[nn.Parameter]) -> None:
     """Take a finished task's scalings out, with what the optimizer remembers of them."""
     gone = set(scalings)
     for group in optimizer.param_groups:
+        if "param_names" in group:
+            pairs = zip(group["params"], group["param_names"], strict=True)
+            group["param_names"][:] = [name for p, name in pairs if p not in gone]
         group["params"][:] = [p for p in group["params"] if p not in gone]
     for scaling in scalings:
         optimizer.state.pop(scaling, None)

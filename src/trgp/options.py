@@ -1,10 +1,10 @@
 """Options given as a number, as a number per layer, or as a schedule over layers and tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from numbers import Real
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 
-from .core.trust_region import TaskId
+from .core.layers import matches
+from .core.subspace import TaskId
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
 
@@ -23,7 +23,7 @@ def value_of(name: str, option: Option, layer: str, task: TaskId, *, zero: bool)
     if not isinstance(option, Mapping):
         return option
     for pattern, value in option.items():
-        if fnmatchcase(layer, pattern):
+        if matches(layer, [pattern]):
             return value
     raise ValueError(
         f"{name} gives no value for layer '{layer}'; add a pattern that matches it, for instance "
@@ -41,12 +41,15 @@ def _value(name: str, value: object, *, zero: bool) -> float:
 
 def check_count(name: str, value: int | None) -> None:
     """Refuse what is no number of things."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if value is not None and (not whole or value < 1):
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:
-    """Refuse a bare string, whose letters would each be a pattern."""
-    if isinstance(patterns, str):
-        raise TypeError(f"{name} must be a list of patterns, for instance {name}=[{patterns!r}].")
+    """Refuse a bare string, whose letters would each be a pattern, and what is no string."""
+    listed = isinstance(patterns, Iterable) and not isinstance(patterns, str)
+    if not listed or not all(isinstance(p, str) for p in patterns):
+        example = [patterns] if isinstance(patterns, str) else ["heads.*"]
+        raise TypeError(f"{name} must be a list of patterns, for instance {name}={example}.")
     return list(patterns)

@@ -71,6 +71,13 @@ def load(
     learner = cls(model, **options)
     _check_names(meta["layers"], _shapes(learner), path)
     _fill(learner, meta, tensors, path)
+    parameters = dict(learner._bare.named_parameters())
+    for name in meta["frozen"]:
+        if name not in parameters:
+            raise ValueError(
+                f"{path} does not fit the model: it has no parameter '{name}'; load it with the "
+                "model it was saved for."
+            )
     weights = {key.removeprefix("model/"): t for key, t in tensors.items() if key[:6] == "model/"}
     if weights:
         _check_names(
@@ -81,7 +88,7 @@ def load(
         learner._bare.load_state_dict(weights)
     learner._follow_model()
     if learner._tasks:
-        learner._freeze()
+        learner._freeze_params({name: parameters[name] for name in meta["frozen"]})
     return learner
 
 
@@ -107,6 +114,7 @@ def _describe(learner: "GPM") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layers": _shapes(learner),
         "tasks": list(learner._tasks),
         "active": learner._active,
+        "frozen": list(learner._frozen.params),
         "selected": [record.selected for record in learner._tasks.values()],
     }
     return meta, tensors

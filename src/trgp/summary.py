@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .core.trust_region import TaskId
+from .core.subspace import TaskId
 
 
 def summary(

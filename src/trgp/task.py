@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core.precision import full_precision
-from .core.subspace import Memory, columns_of, put_columns
-from .core.trust_region import TaskId
+from .core.subspace import Memory, TaskId, columns_of, put_columns
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import Tensor
 
 def samples_in(batch: Any) -> int:
     """How many samples a batch holds: the length of the first tensor in it."""
-    first = next(_tensors(batch), None)
+    first = next(tensors_in(batch), None)
     if first is None:
         raise TypeError(
             f"A batch of type {type(batch).__name__} holds no tensor; yield tensors, or tuples, "
@@ -20,6 +20,11 @@ def samples_in(batch: Any) -> int:
 
 def first_samples(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
     """Batches until `limit` samples have been seen (None: all), the last one cut to fit."""
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise TypeError(
+            f"The loader is a {type(loader).__name__}, which yields no batches; pass a list of "
+            "batches or a DataLoader."
+        )
     if isinstance(loader, Iterator):
         raise TypeError(
             "The loader is an iterator that can be read only once, so reading it here would take "
@@ -38,15 +43,16 @@ def first_samples(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
         raise ValueError("The loader yields no samples; pass one that yields at least one batch.")
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
         for value in batch:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _cut(batch: Any, size: int, keep: int) -> Any:

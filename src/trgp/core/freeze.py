@@ -1,6 +1,6 @@
 """Parts that no projection can protect: still after the first task."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,15 +11,14 @@ from torch import nn
 class Frozen:
     """Parameters that no longer train and norm layers that stay in eval mode, until `thaw`."""
 
-    params: list[nn.Parameter] = field(default_factory=list)
+    params: dict[str, nn.Parameter] = field(default_factory=dict)
     norms: list[nn.Module] = field(default_factory=list)
 
-    def freeze(self, params: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
-        for param in params:
-            if param.requires_grad:
-                param.requires_grad_(False)
-                param.grad = None  # an optimizer kept from before must find nothing to do
-                self.params.append(param)
+    def freeze(self, params: Mapping[str, nn.Parameter], norms: Iterable[nn.Module]) -> None:
+        for param in params.values():
+            param.requires_grad_(False)
+            param.grad = None  # an optimizer kept from before must find nothing to do
+        self.params |= params
         for norm in norms:
             # `model.train()` calls this on every module: no hook, so nothing is added to a forward.
             norm.train = partial(_stay_in_eval, norm)  # type: ignore[method-assign]
@@ -27,11 +26,11 @@ class Frozen:
             self.norms.append(norm)
 
     def thaw(self) -> None:
-        for param in self.params:
+        for param in self.params.values():
             param.requires_grad_(True)
         for norm in self.norms:
             vars(norm).pop("train", None)
-        self.params, self.norms = [], []
+        self.params, self.norms = {}, []
 
 
 def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:

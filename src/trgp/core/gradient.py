@@ -1,12 +1,13 @@
 """The gradient of a task's loss, layer by layer: what the trust region is measured by."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .batches import samples_in
+from .batches import samples_in, tensors_in
 from .capture import check_finite_input, observing
 from .layers import Layer, Site
 
@@ -18,43 +19,108 @@ def layer_gradients(
 ) -> dict[str, Tensor]:
     """dL/dW over all batches, up to a factor, per layer as (g, o, n); no `.grad` is touched.
 
-    Refuses, by name, a layer with unusable inputs or gradients, and one whose weight gets a
-    gradient although the layer was never called: its inputs would stay unseen.
+    Refuses, by name, a layer with unusable inputs or gradients, and one whose weight reaches the
+    model's output by another way than the layer's own call: its inputs there would stay unseen.
     """
-    params = {name: layer.params for name, layer in layers.items()}
     sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
-    called: set[str] = set()
-
-    def observe(layer: Layer, site: Site, x: Tensor) -> None:
-        check_finite_input(layer, x)
-        called.add(layer.name)
-
+    params = [p for layer in layers.values() for p in layer.params]
+    trained = [p for p in params if p.requires_grad]
     for batch in batches:
-        with torch.enable_grad(), observing(layers.values(), observe):
+        with (
+            torch.enable_grad(),
+            observing(layers.values(), _check),
+            _called_by_alias(layers.values()) as alias,
+            _outputs(model) as outputs,
+        ):
             loss = _check_loss(loss_fn(model, batch))
-        trained = [p for group in params.values() for p in group if p.requires_grad]
-        found = torch.autograd.grad(loss, trained, allow_unused=True)
-        by_param = dict(zip(trained, found, strict=True))
+        if not trained:
+            continue
+        _refuse_other_ways(layers, trained, outputs or [loss])
+        # In a call the alias is used; a penalty on the weights, say, finds the parameter itself.
+        ends = [*(alias[p] for p in trained), *trained]
+        parts = torch.autograd.grad(loss, ends, allow_unused=True)
+        gradients = {p: torch.zeros_like(p) for p in params}
+        for p, part in zip([*trained, *trained], parts, strict=True):
+            if part is not None:
+                gradients[p] += part
         for name, layer in layers.items():
-            gradients = {p: by_param.get(p) for p in params[name]}
-            if all(g is None for g in gradients.values()):
-                continue
-            if name not in called:
-                raise TypeError(
-                    f"The weight of layer '{name}' gets a gradient although the layer is not "
-                    "called, so its inputs cannot be seen; call the layer itself, or add "
-                    f"'{name}' to exclude=[...] or per_task=[...]."
-                )
             # Batches may differ in size: the mean over all samples weighs each by its own.
-            sums[name] += samples_in(batch) * layer.pack(
-                [torch.zeros_like(p) if g is None else g for p, g in gradients.items()]
-            )
+            sums[name] += samples_in(batch) * layer.pack([gradients[p] for p in layer.params])
     for name, G in sums.items():
         if not bool(G.isfinite().all()):
             raise ValueError(
                 f"The gradient of layer '{name}' is NaN or infinite; check the loss and the data."
             )
     return sums
+
+
+def _check(layer: Layer, site: Site, x: Tensor) -> None:
+    check_finite_input(layer, x)
+
+
+@contextmanager
+def _called_by_alias(layers: Iterable[Layer]) -> Iterator[dict[nn.Parameter, nn.Parameter]]:
+    """While a layer runs it finds aliases in the place of its parameters, of the same storage.
+
+    What gradient still reaches a parameter itself has come by another way.
+    """
+    alias: dict[nn.Parameter, nn.Parameter] = {}
+    swaps: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter]]] = {}
+    for layer in layers:
+        for site in layer.sites:
+            for slot in (site.weight, site.bias):
+                if slot is not None:
+                    p = slot.param
+                    alias.setdefault(p, nn.Parameter(p.detach(), requires_grad=p.requires_grad))
+                    swaps.setdefault(site.module, []).append((slot.module, slot.attribute, p))
+
+    def enter(module: nn.Module, args: Any) -> None:
+        for owner, key, p in swaps[module]:
+            owner._parameters[key] = alias[p]
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        for owner, key, p in swaps[module]:
+            owner._parameters[key] = p
+
+    handles = [m.register_forward_pre_hook(enter) for m in swaps]
+    handles += [m.register_forward_hook(leave, always_call=True) for m in swaps]
+    try:
+        yield alias
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in swaps:
+            leave(module, None, None)
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what the model returns; a penalty in loss_fn is no part of it."""
+    found: list[Tensor] = []
+
+    def collect(module: nn.Module, args: Any, output: Any) -> None:
+        found.extend(t for t in tensors_in(output) if t.requires_grad)
+
+    handle = model.register_forward_hook(collect)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _refuse_other_ways(
+    layers: Mapping[str, Layer], trained: list[nn.Parameter], ends: list[Tensor]
+) -> None:
+    total = torch.stack([end.sum() for end in ends]).sum()
+    reached = torch.autograd.grad(total, trained, allow_unused=True, retain_graph=True)
+    around = {p for p, part in zip(trained, reached, strict=True) if part is not None}
+    for name, layer in layers.items():
+        if not around.isdisjoint(layer.params):
+            raise TypeError(
+                f"The weight of layer '{name}' is used without calling the layer, where its inputs "
+                f"cannot be seen; call the layer itself, or add '{name}' to exclude=[...] or "
+                "per_task=[...]."
+            )
 
 
 def _check_loss(loss: Any) -> Tensor:

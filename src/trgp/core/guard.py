@@ -112,6 +112,7 @@ class Guard:
     def __init__(self, pins: list[Pin] | None = None) -> None:
         self.pins = pins or []
         self.paused = False  # while the model holds the weights of another task
+        self.frozen: dict[str, nn.Parameter] = {}  # what must not train again
 
     def watch(self, optimizer: Optimizer) -> list[RemovableHandle]:
         """Project what this optimizer does from now on."""
@@ -122,20 +123,45 @@ class Guard:
 
     @torch.no_grad()
     @full_precision
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        # SGD's update is linear in the gradients: projecting it is projecting them. Others rescale
-        # by the gradients they have seen, which should be those of the directions still free.
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self.paused:
             raise RuntimeError(
                 "An optimizer stepped inside `with learner.task(...)`, whose weights are put back "
                 "when it is left; train outside of it."
             )
-        linear = type(optimizer) is torch.optim.SGD
+        for name, param in self.frozen.items():
+            if param.requires_grad:
+                raise RuntimeError(
+                    f"'{name}' was frozen after the first task and trains again, where nothing "
+                    "protects it; set its requires_grad to False."
+                )
         for pin in self.pins:
             pin.follow()
             pin.remember()
+        # SGD's update is linear in the gradients: projecting it is projecting them. Others rescale
+        # by the gradients they have seen, which should be those of the directions still free.
+        if type(optimizer) is torch.optim.SGD:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            self._project_gradients()
+            return None
+
+        def projected() -> Any:
+            loss = closure()
+            self._project_gradients()
+            return loss
+
+        return (args[0], projected, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+
+    @torch.no_grad()
+    @full_precision
+    def _project_gradients(self) -> None:
+        for pin in self.pins:
             grads = [p.grad for p in pin.params if p.grad is not None]
-            if not linear and len(grads) == len(pin.params):
+            if len(grads) == len(pin.params):
                 pin.project(grads)
 
     @torch.no_grad()

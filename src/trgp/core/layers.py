@@ -8,6 +8,7 @@ that weight and bias are protected together.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -140,7 +141,8 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 def unmatched(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """The patterns that name nothing in the model."""
-    names = [n for n, _ in model.named_modules()] + [n for n, _ in model.named_parameters()]
+    names = [name for aliases in names_of(model).values() for name in aliases]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return [p for p in patterns if not any(fnmatchcase(n, p) for n in names)]
 
 
@@ -148,7 +150,8 @@ def make_plan(
     model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
 ) -> Plan:
     """Sort every trainable part of the model into protected, normalising, per-task and other."""
-    modules = dict(model.named_modules())
+    aliases = names_of(model)
+    modules = {names[0]: module for module, names in aliases.items()}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
             raise TypeError(
@@ -159,12 +162,14 @@ def make_plan(
     owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
     sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
     within_attention = {
-        f"{name}.out_proj" for name, m in modules.items() if isinstance(m, nn.MultiheadAttention)
+        _join(name, "out_proj")
+        for name, m in modules.items()
+        if isinstance(m, nn.MultiheadAttention)
     }
     for name, module in modules.items():
         for key, param in module.named_parameters(recurse=False):
             owners.setdefault(param, []).append((_join(name, key), Slot(module, key)))
-        if matches(name, exclude) or matches(name, per_task):
+        if any(matches(alias, [*exclude, *per_task]) for alias in aliases[module]):
             continue
         if isinstance(module, NORMS):
             plan.norms[name] = module
@@ -174,9 +179,18 @@ def make_plan(
 
     norm_modules = set(plan.norms.values())
     for param, places in owners.items():
+        left = [
+            name in plan.per_task or _matched(aliases[slot.module], slot.attribute, exclude)
+            for name, slot in places
+        ]
+        if any(left) and not all(left) and param.requires_grad:
+            raise ValueError(
+                f"{' and '.join(repr(name) for name, _ in places)} are one parameter, but exclude "
+                "or per_task names only a part of them; name all of them or none."
+            )
         if (
             param.requires_grad
-            and not any(matches(name, exclude) or name in plan.per_task for name, _ in places)
+            and not any(left)
             and not any(slot.module in norm_modules for _, slot in places)
         ):
             plan.others[places[0][0]] = places[0][1]
@@ -199,14 +213,25 @@ def per_task_tensors(
 ) -> dict[str, Slot]:
     """Parameters and buffers of which every task has its own copy, by their names."""
     found = {}
-    for name, module in model.named_modules():
+    for module, names in names_of(model).items():
         own = norm == "per_task" and isinstance(module, NORMS)
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for key, _ in tensors:
-            full = _join(name, key)
-            if not matches(full, exclude) and (own or matches(full, per_task)):
-                found[full] = Slot(module, key)
+            if not _matched(names, key, exclude) and (own or _matched(names, key, per_task)):
+                found[_join(names[0], key)] = Slot(module, key)
     return found
+
+
+def names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module with all the names it is registered under, the first of them its own."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def _matched(names: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
+    return any(matches(_join(name, key), patterns) for name in names)
 
 
 def _layer(
@@ -250,14 +275,11 @@ def _sites(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
         )
     if not known:
         return
-    if parametrize.is_parametrized(module) or any(
-        getattr(module, key, None) is not None
-        and not isinstance(getattr(module, key), nn.Parameter)
-        for key in ("weight", "in_proj_weight")
-    ):
+    if any(_computed(part) for part in (module, *module.children())):
         raise TypeError(
-            f"Layer '{name}' computes its weight from other parameters (weight norm or another "
-            f"parametrization), which cannot be protected; remove that or {advice}."
+            f"Layer '{name}' computes its weight from other parameters (weight norm, pruning, "
+            "another parametrization, or a task that another learner has begun and not ended), "
+            f"which cannot be protected; remove that or {advice}."
         )
     if any(p.is_complex() for p in module.parameters()):
         raise TypeError(f"Layer '{name}' has complex weights, which cannot be protected; {advice}.")
@@ -278,9 +300,10 @@ def _attention_sites(name: str, module: nn.MultiheadAttention) -> Iterator[tuple
         yield _join(name, slot.attribute), Site(module, slot, bias, _attention_inputs, _rows)
     else:
         # The packed bias belongs to three weights at once, so it is left to the others.
-        for i, key in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
-            slot = Slot(module, key)
-            yield _join(name, key), Site(module, slot, None, _ATTENTION_INPUT[i], _rows)
+        for i, key in enumerate(("query", "key", "value")):
+            slot = Slot(module, f"{key[0]}_proj_weight")
+            inputs = partial(_argument, i, key)
+            yield _join(name, slot.attribute), Site(module, slot, None, inputs, _rows)
     out_bias = Slot(out, "bias") if out.bias is not None else None
     site = Site(module, Slot(out, "weight"), out_bias, _attention_output, _rows)
     yield _join(name, "out_proj"), site
@@ -300,19 +323,10 @@ def _attention_inputs(
     return list({id(named[k]): named[k] for k in ("query", "key", "value")}.values())
 
 
-def _query(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return [args[0] if args else kwargs["query"]]
-
-
-def _key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return [args[1] if len(args) > 1 else kwargs["key"]]
-
-
-def _value(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return [args[2] if len(args) > 2 else kwargs["value"]]
-
-
-_ATTENTION_INPUT = (_query, _key, _value)
+def _argument(
+    position: int, key: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    return [args[position] if len(args) > position else kwargs[key]]
 
 
 def _attention_output(
@@ -370,9 +384,16 @@ def _trainable(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters(recurse=nested))
 
 
+def _computed(module: nn.Module) -> bool:
+    """Whether a weight is not a parameter, but made from some in every call."""
+    weights = [getattr(module, key, None) for key in ("weight", "in_proj_weight")]
+    plain = all(w is None or isinstance(w, nn.Parameter) for w in weights)
+    return parametrize.is_parametrized(module) or not plain
+
+
 def _as_built(module: nn.Module) -> bool:
     """Whether a protectable layer computes as its class in torch does; a subclass may not."""
-    return any(
+    return "forward" not in vars(module) and any(
         isinstance(module, kind)
         and all(
             getattr(type(module), method, None) is getattr(kind, method, None)

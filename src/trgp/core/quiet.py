@@ -42,7 +42,9 @@ def undisturbed(model: nn.Module, loader: object) -> Iterator[None]:
                 module.training = mode
             with torch.no_grad():
                 for module, key, buffer, before in buffers:
-                    module._buffers[key] = buffer.copy_(before)
+                    module._buffers[key] = buffer
+                    if not torch.equal(buffer, before):  # an expanded one could not be written
+                        buffer.copy_(before)
 
 
 def _attribute(thing: object, path: str) -> Any:

@@ -43,8 +43,14 @@ class Scaling(nn.Module):
     @full_precision
     def change(self, first: int, last: int) -> Tensor:
         """Columns first..last of W_eff - W = [C_1 S_1, C_2 S_2, ...] [B_1, B_2, ...]'."""
-        rows = torch.cat([self.get_buffer(f"C{j}") @ S for j, S in enumerate(self.S)], dim=2)
-        return rows @ self.get_buffer("B")[:, first:last].mT
+        C = [self.get_buffer(f"C{j}") for j in range(len(self.S))]
+        B = self.get_buffer("B")[:, first:last]
+        if B.shape[1] == 1:  # a bias: from the right every product is with a vector
+            parts = B.mT.split([S.shape[1] for S in self.S], dim=1)
+            return torch.stack([c @ (S @ b) for c, S, b in zip(C, self.S, parts, strict=True)]).sum(
+                0
+            )
+        return torch.cat([c @ S for c, S in zip(C, self.S, strict=True)], dim=2) @ B.mT
 
 
 class Scaled(nn.Module):

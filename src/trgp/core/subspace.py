@@ -12,6 +12,8 @@ from torch import Tensor
 
 from .precision import full_precision
 
+TaskId = int | str
+
 
 @dataclass
 class Memory:
@@ -26,7 +28,7 @@ class Memory:
     M: Tensor
     C: Tensor
     ranks: Tensor  # (g,) columns in use
-    masks: dict[int | str, Tensor]  # per task, (g, m at that time) bool: B_j = M[:, mask]
+    masks: dict[TaskId, Tensor]  # per task, (g, m at that time) bool: B_j = M[:, mask]
 
     @classmethod
     def empty(cls, groups: int, outputs: int, inputs: int, like: Tensor) -> "Memory":
@@ -45,12 +47,12 @@ class Memory:
             masks={task: mask.to(device) for task, mask in self.masks.items()},
         )
 
-    def basis(self, task: int | str) -> Tensor:
+    def basis(self, task: TaskId) -> Tensor:
         """B_j (g, n, r_j)."""
         return columns_of(self.M, self.masks[task])
 
     @full_precision
-    def grown(self, extension: "Extension", W: Tensor, task: int | str) -> "Memory":
+    def grown(self, extension: "Extension", W: Tensor, task: TaskId) -> "Memory":
         """The memory after a task, given the shared weight W it ended with."""
         C = W @ extension.M
         frozen = torch.arange(self.C.shape[2], device=C.device) < self.ranks[:, None]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .precision import full_precision
-
-TaskId = int | str
+from .subspace import TaskId
 
 
 @full_precision
