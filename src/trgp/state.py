@@ -161,8 +161,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Cloned: products round differently where memory is not aligned as torch's own is.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
             f"{path} is truncated, damaged or no safetensors file ({error}); use another copy."
@@ -177,7 +176,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
             f"{path} has format {meta['format']}, this version reads {FORMAT}; use the version of "
             "trgp that wrote it."
         )
-    return meta, tensors
+    # Cloned: products round differently where memory is not aligned as torch's own is.
+    return meta, {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _check_names(
