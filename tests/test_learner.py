@@ -993,8 +993,14 @@ def module_is_plain(module: nn.Module) -> bool:
 
 @pytest.mark.parametrize(
     "wrap",
-    [nn.DataParallel, partial(torch.compile, backend="eager")],
-    ids=["parallel", "compiled"],
+    [
+        pytest.param(
+            nn.DataParallel,
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="moves the model to a GPU"),
+            id="parallel",
+        ),
+        pytest.param(partial(torch.compile, backend="eager"), id="compiled"),
+    ],
 )
 def test_a_wrapped_model_is_known_by_the_names_inside(
     wrap: Callable[[nn.Module], nn.Module], tmp_path: Path

@@ -74,6 +74,9 @@ class Extension:
     ranks: Tensor
     mask: Tensor  # (g, m') the columns that make B_t
 
+    def to(self, dtype: torch.dtype) -> "Extension":
+        return Extension(self.M.to(dtype), self.ranks, self.mask)
+
 
 def extend(
     M: Tensor,
@@ -94,35 +97,50 @@ def extend(
     M64 = M.to(A.dtype)
     n, m = M.shape[1:]
     energy = A.diagonal(dim1=1, dim2=2).sum(1)
-    spectrum = _spectrum_of_few if 2 * columns < n else _spectrum
-    largest, old, values, vectors = spectrum(A, M64, columns)
+    few = 2 * columns < n
+    largest, old, values, vectors = _spectrum_of_few(A, M64, columns) if few else _spectrum(A, M64)
     zero = n * eps * torch.maximum(largest, values[:, 0])
     free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
     new = values.where(free & (values > zero[:, None]), 0.0)
 
     held = torch.cat([old.where(old > zero[:, None], 0.0), new], dim=1)
+    chosen = _shortest(held, threshold, energy, ahead=0 if pooled else m)
+    return _appended(M64, ranks, chosen, vectors).to(M.dtype)
+
+
+def _shortest(held: Tensor, threshold: float, energy: Tensor, ahead: int) -> Tensor:
+    """The fewest directions that hold a share of the energy (g,), as a mask over `held` (g, k).
+
+    The strongest come first, but all of the first `ahead` columns before any other.
+    """
     order = held.clone()
-    if not pooled:
-        order[:, :m] = torch.inf
+    order[:, :ahead] = torch.inf
     by_rank = order.argsort(dim=1, descending=True, stable=True)
     ranked = held.gather(1, by_rank)
-    before = ranked.cumsum(1) - ranked
-    # At 1.0 everything that is not a numerical zero is kept, whatever the sums round to.
-    enough = before >= threshold * energy[:, None] if threshold < 1 else torch.zeros_like(order) > 0
-    chosen = torch.zeros_like(enough).scatter_(1, by_rank, (ranked > 0) & ~enough)
+    wanted = ranked > 0
+    if threshold < 1:  # at 1 all that is not a numerical zero is kept, whatever the sums round to
+        before = ranked.cumsum(1) - ranked
+        wanted &= before < threshold * energy[:, None]
+    return torch.zeros_like(wanted).scatter_(1, by_rank, wanted)
 
+
+def _appended(M: Tensor, ranks: Tensor, chosen: Tensor, vectors: Tensor) -> Extension:
+    """M with the chosen ones of the vectors after each group's last column, and who makes B_t.
+
+    `chosen` (g, m + k) is a mask over M's columns and the vectors, of which it takes the first.
+    """
+    m = M.shape[2]
     counts = chosen[:, m:].sum(1)
     width = int(counts.max())
-    fresh = _orthonormal(vectors[:, :, :width], M64, counts)
-    places = ranks[:, None] + torch.arange(width, device=A.device)
-    wide = torch.cat([M64, M64.new_zeros(len(M), n, width)], dim=2)
+    fresh = _orthonormal(vectors[:, :, :width], M, counts)
+    places = ranks[:, None] + torch.arange(width, device=M.device)
+    wide = torch.cat([M, M.new_zeros(*M.shape[:2], width)], dim=2)
     wide.scatter_add_(2, places[:, None, :].expand_as(fresh), fresh)
     mask = torch.cat([chosen[:, :m], chosen.new_zeros(len(M), width)], dim=1)
     mask.scatter_(1, places, chosen[:, m : m + width])
     ranks = ranks + counts
     used = int(ranks.max())
-    kept = wide[:, :, :used].to(M.dtype).contiguous()
-    return Extension(kept, ranks, mask[:, :used].contiguous())
+    return Extension(wide[:, :, :used].contiguous(), ranks, mask[:, :used].contiguous())
 
 
 def complement(M: Tensor, ranks: Tensor) -> Tensor:
@@ -156,7 +174,7 @@ def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
     return index, mask.gather(1, index)
 
 
-def _spectrum(A: Tensor, M: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _spectrum(A: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """lambda_max of A (g,), the energies of M's columns (g, m), and outside span(M) the eigenvalues
     (g, k), descending, with their vectors (g, n, k)."""
     AM = A @ M

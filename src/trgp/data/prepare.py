@@ -36,7 +36,7 @@ def prepare(
     if source.needs is not None and importlib.util.find_spec(source.needs) is None:
         raise ModuleNotFoundError(
             f"Reading {name}'s files needs {source.needs}; install it with "
-            f"`pip install {source.needs}` and run `trgp data prepare {name}` again."
+            f"`pip install {source.needs}` and call `trgp.data.prepare('{name}')` again."
         )
     downloads = folder / "downloads" / name
     try:
@@ -47,7 +47,7 @@ def prepare(
         _remove(downloads)
     except ConnectionError as error:
         raise ConnectionError(
-            f"{name}: {error}; check the connection and run `trgp data prepare {name}` again, "
+            f"{name}: {error}; check the connection and call `trgp.data.prepare('{name}')` again, "
             "which goes on with what has arrived."
         ) from None
     except OSError as error:
@@ -92,7 +92,7 @@ def _convert(name: str, source: Source, files: Mapping[str, Path]) -> Arrays:
             path.unlink(missing_ok=True)
         raise ValueError(
             f"The files downloaded for {name} do not hold what they should: {error}; they were "
-            f"deleted, run `trgp data prepare {name}` again."
+            f"deleted, call `trgp.data.prepare('{name}')` again."
         ) from error
 
 

@@ -93,7 +93,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def repair(path: Path) -> str:
     """The end of a sentence about a damaged file: how to get a good one."""
     if path.stem in SETS and path.stem != "miniimagenet":
-        return f"delete it and run `trgp data prepare {path.stem}`"
+        return f"delete it and call `trgp.data.prepare('{path.stem}')`"
     return "write it again with numpy.savez"
 
 
@@ -214,7 +214,7 @@ def _absent(asked: PathLike, path: Path) -> str:
     if asked == "miniimagenet":
         return f"There is no file {path}. " + BY_HAND.format(path=path)
     if asked in SETS:
-        return f"There is no file {path}; get it with `trgp data prepare {asked}`."
+        return f"There is no file {path}; get it with `trgp.data.prepare('{asked}')`."
     if not isinstance(asked, str) or path.stem != asked:
         return f"There is no file {path}; give the path of an npz file of images."
     near = get_close_matches(asked, SETS, 1)
