@@ -8,7 +8,8 @@ from contenders import ALEXNET, Old, random_memory
 from torch import Tensor
 
 from trgp.core.capture import GramCapture, observing
-from trgp.core.layers import Layer, Site, make_plan
+from trgp.core.layers import Layer, Site
+from trgp.core.plan import make_plan
 from trgp.core.subspace import extend
 
 # How many images the published code unfolds for each layer's R.

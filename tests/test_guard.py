@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from trgp import GPM, TRGP
 from trgp.core.guard import Pin, with_coordinates
-from trgp.core.layers import Layer, make_plan
+from trgp.core.layers import Layer
+from trgp.core.plan import make_plan
 from trgp.core.subspace import Memory
 
 

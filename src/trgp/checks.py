@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.layers import NORMS, Layer, Norm, Plan, matches
+from .core.layers import Layer
+from .core.plan import NORMS, Norm, Plan, matches
 from .core.precision import full_precision
 from .core.scaling import Scaling
 from .core.subspace import Memory, TaskId

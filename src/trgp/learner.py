@@ -19,7 +19,7 @@ from .core.capture import GramCapture, observing
 from .core.freeze import Frozen
 from .core.gradient import LossFn, layer_gradients
 from .core.guard import Guard, Pin, with_coordinates
-from .core.layers import Norm, bare, make_plan, matches, per_task_tensors, unmatched
+from .core.plan import Norm, bare, make_plan, matches, per_task_tensors, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
 from .core.subspace import Memory, TaskId, columns_of, extend

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
-from .core.layers import matches
+from .core.plan import matches
 from .core.subspace import TaskId
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]

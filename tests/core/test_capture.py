@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from trgp import GPM, TRGP
 from trgp.core import capture
 from trgp.core.capture import Gram, GramCapture, observing
-from trgp.core.layers import make_plan
+from trgp.core.plan import make_plan
 
 D, HEADS = 8, 2
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from trgp import GPM, TRGP
-from trgp.core.layers import Layer, Plan, make_plan
+from trgp.core.layers import Layer
+from trgp.core.plan import Plan, make_plan
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 

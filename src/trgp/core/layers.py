@@ -1,27 +1,21 @@
-"""Which weights are protected, and how each kind of layer becomes a matrix with columns as inputs.
+"""How each kind of layer becomes a matrix whose inputs are columns.
 
 Every protected layer is seen as W of shape (g, o, n): g groups, o outputs and n inputs per group.
 A convolution's kernel is flattened to n = C*k*k, and a bias is one more input that is always 1, so
 that weight and bias are protected together.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
-Norm = Literal["freeze", "per_task", "shared"]
-
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 PROTECTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 # Layers with a weight matrix whose output is not W times columns of the layer's own input alone.
 UNPROTECTABLE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, _ConvTransposeNd)
@@ -67,7 +61,7 @@ class Layer:
     @property
     def places(self) -> list[Slot]:
         """Every place where the weight or a bias can be found, always in the same order."""
-        return _places(self.sites)
+        return places_of(self.sites)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -114,157 +108,12 @@ class Layer:
         return torch.cat([columns, columns.new_tensor(ones).expand(*columns.shape[:2], -1)], dim=2)
 
 
-@dataclass
-class Plan:
-    """What the learner does with every trainable part of a model."""
-
-    layers: dict[str, Layer]
-    norms: dict[str, nn.Module]
-    others: dict[str, Slot]  # trainable, but no layer of a kind that can be protected
-    per_task: dict[str, Slot]  # parameters and buffers copied for every task
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The model inside a compiled or parallel one, whose names are those the user knows."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while hasattr(model, "_orig_mod") or isinstance(model, parallel):
-        model = cast(nn.Module, getattr(model, "_orig_mod", None) or model.module)
-    return model
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern names this module (or parameter) or one of the modules it lies in."""
-    parts = name.split(".")
-    prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(p, pattern) for p in prefixes for pattern in patterns)
-
-
-def unmatched(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The patterns that name nothing in the model."""
-    names = [name for aliases in names_of(model).values() for name in aliases]
-    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return [p for p in patterns if not any(fnmatchcase(n, p) for n in names)]
-
-
-def make_plan(
-    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
-) -> Plan:
-    """Sort every trainable part of the model into protected, normalising, per-task and other."""
-    aliases = names_of(model)
-    modules = {names[0]: module for module, names in aliases.items()}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-            raise TypeError(
-                f"'{name}' has no shape yet; run one batch through the model before making the "
-                "learner."
-            )
-    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm))
-    owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
-    sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
-    within_attention = {
-        _join(name, "out_proj")
-        for name, m in modules.items()
-        if isinstance(m, nn.MultiheadAttention)
-    }
-    for name, module in modules.items():
-        for key, param in module.named_parameters(recurse=False):
-            owners.setdefault(param, []).append((_join(name, key), Slot(module, key)))
-        if any(matches(alias, [*exclude, *per_task]) for alias in aliases[module]):
-            continue
-        if isinstance(module, NORMS):
-            plan.norms[name] = module
-        elif name not in within_attention and _trainable(module):
-            for layer_name, site in _sites(name, module):
-                sites.setdefault(site.weight.param, []).append((layer_name, site))
-
-    norm_modules = set(plan.norms.values())
-    for param, places in owners.items():
-        left = [
-            name in plan.per_task or _matched(aliases[slot.module], slot.attribute, exclude)
-            for name, slot in places
-        ]
-        if any(left) and not all(left) and param.requires_grad:
-            raise ValueError(
-                f"{' and '.join(repr(name) for name, _ in places)} are one parameter, but exclude "
-                "or per_task names only a part of them; name all of them or none."
-            )
-        if (
-            param.requires_grad
-            and not any(left)
-            and not any(slot.module in norm_modules for _, slot in places)
-        ):
-            plan.others[places[0][0]] = places[0][1]
-
-    for weight, uses in sites.items():
-        name = owners[weight][0][0]
-        # A weight also used in some other way (an embedding tied to it) is frozen, not projected.
-        if name in plan.others and len(uses) == len(owners[weight]):
-            layer = _layer(uses, owners, plan.others)
-            plan.layers[layer.name] = layer
-            for slot in (layer.weight, *layer.biases):
-                del plan.others[owners[slot.param][0][0]]
-    if norm != "freeze":
-        plan.norms = {}
-    return plan
-
-
-def per_task_tensors(
-    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
-) -> dict[str, Slot]:
-    """Parameters and buffers of which every task has its own copy, by their names."""
-    found = {}
-    for module, names in names_of(model).items():
-        own = norm == "per_task" and isinstance(module, NORMS)
-        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for key, _ in tensors:
-            if not _matched(names, key, exclude) and (own or _matched(names, key, per_task)):
-                found[_join(names[0], key)] = Slot(module, key)
-    return found
-
-
-def names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Every module with all the names it is registered under, the first of them its own."""
-    names: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(name)
-    return names
-
-
-def _matched(names: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
-    return any(matches(_join(name, key), patterns) for name in names)
-
-
-def _layer(
-    uses: list[tuple[str, Site]],
-    owners: Mapping[nn.Parameter, list[tuple[str, Slot]]],
-    free: Mapping[str, Slot],
-) -> Layer:
-    name, first = uses[0]
-    groups = {getattr(site.module, "groups", 1) for _, site in uses}
-    if len(groups) > 1:
-        raise TypeError(
-            f"Layer '{name}' shares its weight with layers of another number of groups, which "
-            f"cannot be protected together; add '{name}' to exclude=[...] or per_task=[...]."
-        )
-    sites = [site for _, site in uses]
-    here = [site.bias for site in sites]
-    biases: dict[nn.Parameter, Slot] = {}
-    for bias in here:
-        # A bias that another weight uses as well cannot be protected with this one: it is frozen.
-        if bias is not None and all(slot in here for _, slot in owners[bias.param]):
-            place, slot = owners[bias.param][0]
-            if place in free:
-                biases[bias.param] = slot
-    order = {slot.module: list(slot.module._parameters) for slot in _places(sites)}
-    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites, order)
-
-
-def _places(sites: Sequence[Site]) -> list[Slot]:
+def places_of(sites: Sequence[Site]) -> list[Slot]:
     slots = (slot for s in sites for slot in (s.weight, s.bias) if slot is not None)
     return list(dict.fromkeys(slots))
 
 
-def _sites(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
+def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
     """Where a module applies weights to inputs, as (layer name, site)."""
     kind = type(module)
     known = isinstance(module, PROTECTABLE)
@@ -297,16 +146,16 @@ def _attention_sites(name: str, module: nn.MultiheadAttention) -> Iterator[tuple
     bias = Slot(module, "in_proj_bias") if module.in_proj_bias is not None else None
     if module.in_proj_weight is not None:
         slot = Slot(module, "in_proj_weight")
-        yield _join(name, slot.attribute), Site(module, slot, bias, _attention_inputs, _rows)
+        yield join(name, slot.attribute), Site(module, slot, bias, _attention_inputs, _rows)
     else:
         # The packed bias belongs to three weights at once, so it is left to the others.
         for i, key in enumerate(("query", "key", "value")):
             slot = Slot(module, f"{key[0]}_proj_weight")
             inputs = partial(_argument, i, key)
-            yield _join(name, slot.attribute), Site(module, slot, None, inputs, _rows)
+            yield join(name, slot.attribute), Site(module, slot, None, inputs, _rows)
     out_bias = Slot(out, "bias") if out.bias is not None else None
     site = Site(module, Slot(out, "weight"), out_bias, _attention_output, _rows)
-    yield _join(name, "out_proj"), site
+    yield join(name, "out_proj"), site
 
 
 def _first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -375,15 +224,6 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
     return x.reshape(conv.groups, -1, x.shape[-1])
 
 
-def _trainable(module: nn.Module) -> bool:
-    """Whether a module has anything of its own to train.
-
-    A layer that could be protected also owns what its weight is computed from.
-    """
-    nested = isinstance(module, PROTECTABLE)
-    return any(p.requires_grad for p in module.parameters(recurse=nested))
-
-
 def _computed(module: nn.Module) -> bool:
     """Whether a weight is not a parameter, but made from some in every call."""
     weights = [getattr(module, key, None) for key in ("weight", "in_proj_weight")]
@@ -403,5 +243,6 @@ def _as_built(module: nn.Module) -> bool:
     )
 
 
-def _join(prefix: str, name: str) -> str:
+def join(prefix: str, name: str) -> str:
+    """The dotted name of something inside a module."""
     return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,170 @@
+"""What becomes of every trainable part of a model: protected, frozen, per task, or left alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, cast
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from .layers import PROTECTABLE, Layer, Site, Slot, join, places_of, sites_of
+
+Norm = Literal["freeze", "per_task", "shared"]
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass
+class Plan:
+    """What the learner does with every trainable part of a model."""
+
+    layers: dict[str, Layer]
+    norms: dict[str, nn.Module]
+    others: dict[str, Slot]  # trainable, but no layer of a kind that can be protected
+    per_task: dict[str, Slot]  # parameters and buffers copied for every task
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside a compiled or parallel one, whose names are those the user knows."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while hasattr(model, "_orig_mod") or isinstance(model, parallel):
+        model = cast(nn.Module, getattr(model, "_orig_mod", None) or model.module)
+    return model
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern names this module (or parameter) or one of the modules it lies in."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(fnmatchcase(p, pattern) for p in prefixes for pattern in patterns)
+
+
+def unmatched(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """The patterns that name nothing in the model."""
+    names = [name for aliases in names_of(model).values() for name in aliases]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return [p for p in patterns if not any(fnmatchcase(n, p) for n in names)]
+
+
+def make_plan(
+    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
+) -> Plan:
+    """Sort every trainable part of the model into protected, normalising, per-task and other."""
+    aliases = names_of(model)
+    modules = {names[0]: module for module, names in aliases.items()}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise TypeError(
+                f"'{name}' has no shape yet; run one batch through the model before making the "
+                "learner."
+            )
+    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm))
+    owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
+    sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
+    within_attention = {
+        join(name, "out_proj")
+        for name, m in modules.items()
+        if isinstance(m, nn.MultiheadAttention)
+    }
+    for name, module in modules.items():
+        for key, param in module.named_parameters(recurse=False):
+            owners.setdefault(param, []).append((join(name, key), Slot(module, key)))
+        if any(matches(alias, [*exclude, *per_task]) for alias in aliases[module]):
+            continue
+        if isinstance(module, NORMS):
+            plan.norms[name] = module
+        elif name not in within_attention and _trainable(module):
+            for layer_name, site in sites_of(name, module):
+                sites.setdefault(site.weight.param, []).append((layer_name, site))
+
+    norm_modules = set(plan.norms.values())
+    for param, places in owners.items():
+        left = [
+            name in plan.per_task or _matched(aliases[slot.module], slot.attribute, exclude)
+            for name, slot in places
+        ]
+        if any(left) and not all(left) and param.requires_grad:
+            raise ValueError(
+                f"{' and '.join(repr(name) for name, _ in places)} are one parameter, but exclude "
+                "or per_task names only a part of them; name all of them or none."
+            )
+        if (
+            param.requires_grad
+            and not any(left)
+            and not any(slot.module in norm_modules for _, slot in places)
+        ):
+            plan.others[places[0][0]] = places[0][1]
+
+    for weight, uses in sites.items():
+        name = owners[weight][0][0]
+        # A weight also used in some other way (an embedding tied to it) is frozen, not projected.
+        if name in plan.others and len(uses) == len(owners[weight]):
+            layer = _layer(uses, owners, plan.others)
+            plan.layers[layer.name] = layer
+            for slot in (layer.weight, *layer.biases):
+                del plan.others[owners[slot.param][0][0]]
+    if norm != "freeze":
+        plan.norms = {}
+    return plan
+
+
+def per_task_tensors(
+    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
+) -> dict[str, Slot]:
+    """Parameters and buffers of which every task has its own copy, by their names."""
+    found = {}
+    for module, names in names_of(model).items():
+        own = norm == "per_task" and isinstance(module, NORMS)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key, _ in tensors:
+            if not _matched(names, key, exclude) and (own or _matched(names, key, per_task)):
+                found[join(names[0], key)] = Slot(module, key)
+    return found
+
+
+def names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module with all the names it is registered under, the first of them its own."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def _matched(names: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
+    return any(matches(join(name, key), patterns) for name in names)
+
+
+def _layer(
+    uses: list[tuple[str, Site]],
+    owners: Mapping[nn.Parameter, list[tuple[str, Slot]]],
+    free: Mapping[str, Slot],
+) -> Layer:
+    name, first = uses[0]
+    groups = {getattr(site.module, "groups", 1) for _, site in uses}
+    if len(groups) > 1:
+        raise TypeError(
+            f"Layer '{name}' shares its weight with layers of another number of groups, which "
+            f"cannot be protected together; add '{name}' to exclude=[...] or per_task=[...]."
+        )
+    sites = [site for _, site in uses]
+    here = [site.bias for site in sites]
+    biases: dict[nn.Parameter, Slot] = {}
+    for bias in here:
+        # A bias that another weight uses as well cannot be protected with this one: it is frozen.
+        if bias is not None and all(slot in here for _, slot in owners[bias.param]):
+            place, slot = owners[bias.param][0]
+            if place in free:
+                biases[bias.param] = slot
+    order = {slot.module: list(slot.module._parameters) for slot in places_of(sites)}
+    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites, order)
+
+
+def _trainable(module: nn.Module) -> bool:
+    """Whether a module has anything of its own to train.
+
+    A layer that could be protected also owns what its weight is computed from.
+    """
+    nested = isinstance(module, PROTECTABLE)
+    return any(p.requires_grad for p in module.parameters(recurse=nested))
