@@ -1,0 +1,53 @@
+"""Two benchmarks from scikit-learn's 1797 digits of 8 x 8, which need no download."""
+
+import importlib
+
+import torch
+
+from ..data import Tensors
+from ..models import MLP
+from .common import Benchmark, Request, class_tasks, hold_out, permuted_tasks, shuffled
+
+PERMUTED_TASKS, SPLIT_TASKS = 10, 5
+TEST = 360  # of the 1797; the set has no split of its own
+
+
+def permuted(request: Request) -> Benchmark:
+    """Permuted digits, as PMNIST: ten tasks with one head, 1294 train, 143 validation, 360 test.
+
+    The seed changes the permutations and which tenth of the train images is held out. It does
+    not change the test images.
+    """
+    train, test = digits(request)
+    kept, held = hold_out(train, 10, request.seed)
+    tasks = permuted_tasks(kept, held, test, 10, request.count, request.seed)
+    return Benchmark(request.name, tasks, lambda: MLP(64, (100, 100), 10), False)
+
+
+def split(request: Request) -> Benchmark:
+    """Split digits: five tasks of two digits, a head each, about 258, 28 and 72 images a task.
+
+    The seed changes which tenth of the train images is held out. It does not change the test
+    images, nor the classes: task t has 2 t and 2 t + 1.
+    """
+    train, test = digits(request)
+    groups = [(2 * t, 2 * t + 1) for t in range(request.count)]
+    tasks = class_tasks(train, test, groups, 10, request.seed)
+    heads = request.count
+    return Benchmark(request.name, tasks, lambda: MLP(64, (100, 100), 2, heads=heads), True)
+
+
+def digits(request: Request) -> tuple[Tensors, Tensors]:
+    """Train and test images as floats in 0 to 1, divided once and for all."""
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError as error:
+        raise ImportError(
+            f"{request.name} is made of scikit-learn's digits; install it with `pip install "
+            "'trgp[examples]'`."
+        ) from error
+    content = datasets.load_digits()
+    x = torch.from_numpy(content.images).float().div_(16).unsqueeze(1)
+    samples = Tensors(x, torch.from_numpy(content.target).long()).to(request.device)
+    order = shuffled(len(samples), 0).to(samples.y.device)
+    return samples.subset(order[TEST:]), samples.subset(order[:TEST])

@@ -1,0 +1,31 @@
+"""Permuted MNIST: ten tasks with one head, each with its own order of the 784 pixels."""
+
+from ..data import NORMALISATION, to_tensors
+from ..models import MLP
+from .common import Benchmark, Published, Request, hold_out, permuted_tasks
+
+TASKS = 10
+PAPER = {
+    "multitask": Published(96.70, 0.02),
+    "owm": Published(90.71, 0.11, -1),
+    "ewc": Published(89.97, 0.57, -4),
+    "a-gem": Published(83.56, 0.16, -14),
+    "er-res": Published(87.24, 0.53, -11),
+    "gpm": Published(93.91, 0.16, -3),
+    "trgp": Published(96.34, 0.11, -0.8),
+}
+
+
+def make(request: Request) -> Benchmark:
+    """54 000 train, 6000 validation and 10 000 test images a task.
+
+    The seed changes the permutations. It does not change the split: the first tenth of MNIST's
+    train images is held out.
+    """
+    images = request.read("mnist", 10, (28, 28, 1))
+    norm, device = NORMALISATION["mnist"], request.device
+    train = to_tensors(images.train_images, images.train_labels, device, norm)
+    test = to_tensors(images.test_images, images.test_labels, device, norm)
+    train, valid = hold_out(train, 10, None)
+    tasks = permuted_tasks(train, valid, test, 10, request.count, request.seed)
+    return Benchmark(request.name, tasks, lambda: MLP(784, (100, 100), 10), False)
