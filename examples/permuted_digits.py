@@ -44,8 +44,8 @@ class Settings:
 # from 0.05 to 0.8 by doubling (fine-tuning also 0.025), threshold from 0.85, 0.9, 0.93, 0.95, 0.97
 # and 0.99, scale_lr from 0.01, 0.02 and 0.04. GPM prefers a low threshold, since at 0.99 six tasks
 # fill all 64 directions of the input. TRGP goes on learning there through Q, but too long a step on
-# Q diverges: the best of its settings (lr 0.4, ACC 95.0) does so at twice its scale_lr, so the best
-# that does not was taken (ACC 94.2).
+# Q diverges: the best of its settings (at lr 0.4) does so at twice its scale_lr, so the best that
+# does not was taken.
 # The table in the README comes from records/demo/, ten seeds on the test set.
 SETTINGS = {
     "fine-tuning": Settings(lr=0.1),
