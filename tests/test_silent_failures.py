@@ -3,6 +3,7 @@
 import copy
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -268,6 +269,14 @@ def test_options_per_layer_match_as_exclude_does() -> None:
 def test_odd_options(options: dict[str, object], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         GPM(mlp(3, 3), **options)
+
+
+def test_counts_of_other_libraries_can_be_saved(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    count = np.int64(3)
+    learner = TRGP(mlp(12, 4), memory_samples=count, top_k=count, selection_samples=count)
+    learner.save(tmp_path / "a")
+    loaded = TRGP.load(tmp_path / "a", mlp(12, 4))
+    assert (loaded.memory_samples, loaded.top_k, loaded.selection_samples) == (3, 3, 3)
 
 
 def test_odd_arguments() -> None:

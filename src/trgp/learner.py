@@ -90,12 +90,13 @@ class GPM:
         if not isinstance(model, nn.Module):
             raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
         self.threshold = check_option("threshold", threshold, zero=False)
-        check_count("memory_samples", memory_samples)
         if norm not in ("freeze", "per_task", "shared"):
             raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.model = model
         self._bare = bare(model)
-        self.memory_samples = memory_samples
+        self.memory_samples = (
+            None if memory_samples is None else check_count("memory_samples", memory_samples)
+        )
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
         self.norm: Norm = norm
@@ -555,13 +556,11 @@ class TRGP(GPM):
         selection_samples: how many samples that gradient is taken over.
         """
         self.epsilon = check_option("epsilon", epsilon, zero=True)
-        check_count("top_k", top_k)
-        check_count("selection_samples", selection_samples)
         if scope not in ("layer", "task"):
             raise ValueError(f"scope must be 'layer' or 'task', not {scope!r}.")
-        self.top_k = top_k
+        self.top_k = check_count("top_k", top_k)
         self.scope: Scope = scope
-        self.selection_samples = selection_samples
+        self.selection_samples = check_count("selection_samples", selection_samples)
         super().__init__(
             model,
             threshold=threshold,

@@ -39,11 +39,12 @@ def _value(name: str, value: object, *, zero: bool) -> float:
     return number
 
 
-def check_count(name: str, value: int | None) -> None:
-    """Refuse what is no number of things."""
+def check_count(name: str, value: int) -> int:
+    """A number of things as a plain int, which a file can hold whatever library it came from."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if value is not None and (not whole or value < 1):
+    if not whole or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    return int(value)
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:

@@ -88,13 +88,12 @@ def load(
             raise ValueError(f"{name} has no option '{key}'; {hint}")
         if isinstance(known[key], bool) and not isinstance(value, bool):
             raise ValueError(f"{key} must be True or False, not {value!r}.")
-    check_count("tasks", tasks)
-    if tasks is not None and tasks > entry.tasks:
+    count = entry.tasks if tasks is None else check_count("tasks", tasks)
+    if count > entry.tasks:
         raise ValueError(f"{name} has {entry.tasks} tasks; tasks={tasks} is too many.")
     whole = isinstance(seed, Integral) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r}.")
-    count = entry.tasks if tasks is None else int(tasks)
     return entry.make(Request(name, int(seed), count, root, device), **options)
 
 

@@ -47,9 +47,8 @@ class Scaling(nn.Module):
         B = self.get_buffer("B")[:, first:last]
         if B.shape[1] == 1:  # a bias: from the right every product is with a vector
             parts = B.mT.split([S.shape[1] for S in self.S], dim=1)
-            return torch.stack([c @ (S @ b) for c, S, b in zip(C, self.S, parts, strict=True)]).sum(
-                0
-            )
+            products = [c @ (S @ b) for c, S, b in zip(C, self.S, parts, strict=True)]
+            return torch.stack(products).sum(0)
         return torch.cat([c @ S for c, S in zip(C, self.S, strict=True)], dim=2) @ B.mT
 
 
