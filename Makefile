@@ -16,8 +16,11 @@ export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## Learn ten permuted-digit tasks: fine-tuning, GPM and TRGP
-	$(BIN)/python examples/permuted_digits.py
+demo: $(READY) ## Learn ten permuted-digit tasks: fine-tuning, GPM and TRGP, three seeds
+	for method in finetune gpm trgp; do \
+		$(BIN)/trgp run permuted-digits --method $$method --seeds 3 --out runs/demo || exit; \
+	done
+	$(BIN)/trgp table runs/demo
 
 test: $(READY) ## Run the tests
 	$(BIN)/python -m pytest

@@ -1,9 +1,13 @@
-"""Every Python block of the guide runs, in the order it is read."""
+"""Every Python block of the guide runs, in the order it is read, and the page's method with it."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
+
+from trgp.cli import main
+from trgp.results import store
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -18,3 +22,20 @@ def test_the_blocks_of_a_page_run(
     names: dict[str, object] = {}
     for i, block in enumerate(blocks):
         exec(compile(block, f"{page}, block {i}", "exec"), names)
+
+
+def test_the_method_of_the_page_can_be_pasted_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "new-method.md").read_text()
+    (module,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (command,) = re.findall(r"```console\ntrgp (.*?)\n```", page, flags=re.DOTALL)
+    assert len(module.splitlines()) <= 40
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_module.py").write_text(module)
+    assert main([*command.split(), "--tasks", "2", "--epochs", "2", "--quiet"]) == 0
+    sys.modules.pop("my_module")
+    (results,) = store.find("runs").results
+    assert results[0].config["strength"] == 0.1
+    assert results[0].state_bytes == results[0].network_bytes

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from trgp import GPM, TRGP
-from trgp.state import _checksum
+from trgp.files import checksum
 
 
 class Net(nn.Module):
@@ -394,7 +394,7 @@ def test_other_format_versions_are_refused(version: Any, tmp_path: Path) -> None
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert meta["format"] == 1
     text = json.dumps(meta | {"format": version})
-    metadata = {"trgp": text, "sha256": _checksum(text, tensors)}
+    metadata = {"trgp": text, "sha256": checksum(text, tensors)}
     save_file(tensors, tmp_path / "b", metadata=metadata)
     model = another_model()
     with untouched(model), pytest.raises(ValueError, match=f"has format {version}, this version"):

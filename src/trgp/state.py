@@ -1,22 +1,13 @@
-"""A learner in one safetensors file: tensors, and JSON metadata that says what they are.
+"""A learner in one file of tensors, with metadata that says what they are."""
 
-The file holds a checksum of all of it, so that a damaged file is refused before anything is used.
-"""
-
-import hashlib
-import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .core.subspace import Memory
+from .files import read_tensors, write_tensors
 from .task import Change, TaskRecord
 
 if TYPE_CHECKING:
@@ -37,22 +28,7 @@ def save(learner: "GPM", path: str | os.PathLike[str], *, include_model: bool) -
                     "and leave include_model out."
                 )
             tensors[f"model/{key}"] = value
-    # Cloned, because tied weights are one tensor under two names, which the format refuses.
-    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    text = json.dumps(meta)
-    metadata = {"trgp": text, "sha256": _checksum(text, tensors)}
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {target.parent}; make it before saving there.")
-    draft = target.with_name(f".{target.name}.{uuid4().hex}")
-    try:
-        save_file(tensors, draft, metadata=metadata)
-        with open(draft, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_tensors(path, tensors, meta)
 
 
 def load(
@@ -156,28 +132,15 @@ def _fill(
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path}; give the path that was saved to.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is truncated, damaged or no safetensors file ({error}); use another copy."
-        ) from None
-    if "trgp" not in metadata:
+    meta, tensors = read_tensors(path, writer="learner.save")
+    if "format" not in meta:
         raise ValueError(f"{path} was not written by learner.save; give a file that was.")
-    if metadata.get("sha256") != _checksum(metadata["trgp"], tensors):
-        raise ValueError(f"{path} is damaged: its checksum does not match; use another copy.")
-    meta: dict[str, Any] = json.loads(metadata["trgp"])
     if meta["format"] != FORMAT:
         raise ValueError(
             f"{path} has format {meta['format']}, this version reads {FORMAT}; use the version of "
             "trgp that wrote it."
         )
-    # Cloned: products round differently where memory is not aligned as torch's own is.
-    return meta, {name: tensor.clone() for name, tensor in tensors.items()}
+    return meta, tensors
 
 
 def _check_names(
@@ -195,12 +158,3 @@ def _check_names(
 
 def _shapes(learner: "GPM") -> dict[str, list[int]]:
     return {name: list(layer.shape) for name, layer in learner._plan.layers.items()}
-
-
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -17,7 +17,7 @@ def summary(
     lines = [f"{method} after {len(task_bytes)} tasks", f"{'layer':<{name_width}}  rank / width"]
     for name, (rank, width) in ranks.items():
         lines.append(f"{name:<{name_width}}  {rank:>5} / {width:<5} {rank / width:7.1%}")
-    lines.append(f"model, one copy: {_bytes(model_bytes)}")
+    lines.append(f"model, one copy: {in_units(model_bytes)}")
     lines.append(f"memory shared by all tasks: {_share(memory_bytes, model_bytes)}")
     for task, held in task_bytes.items():
         lines.append(f"task {task!r}: {_share(held, model_bytes)}")
@@ -25,10 +25,11 @@ def summary(
 
 
 def _share(held: int, whole: int) -> str:
-    return f"{_bytes(held)} ({held / whole:.1%} of the model)"
+    return f"{in_units(held)} ({held / whole:.1%} of the model)"
 
 
-def _bytes(count: int) -> str:
+def in_units(count: int) -> str:
+    """Bytes as people read them."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -222,7 +222,7 @@ def test_five_datasets_come_in_the_published_order_and_size(small: Path) -> None
 def test_mnist_can_stand_in_for_fashion(small: Path, tmp_path: Path) -> None:
     for name in ("cifar10", "mnist", "svhn"):
         (tmp_path / f"{name}.npz").symlink_to(small / f"{name}.npz")
-    with pytest.raises(FileNotFoundError, match="prepare\\('fashion_mnist'\\)"):
+    with pytest.raises(FileNotFoundError, match="trgp data prepare fashion_mnist"):
         load("five-datasets", root=tmp_path, tasks=4)
     _, mnist, _, again = load("five-datasets", root=tmp_path, tasks=4, mnist_for_fashion=True).tasks
     assert torch.equal(mnist.test.x, again.test.x)
@@ -272,8 +272,8 @@ def test_digits_have_their_documented_sizes() -> None:
         (("five-datasets", {"mnist_for_fashion": 1}), "must be True or False, not 1"),
         (("cifar100-superclass", {"order": "F"}), "one of A, B, C, D, E, not 'F'"),
         (("cifar100-superclass", {"order": ["A"]}), "one of A, B, C, D, E"),
-        (("cifar100-superclass", {"zzz": 1}), "known are order, scrambled, fixed_split"),
-        (("pmnist", {"order": "A"}), "pmnist has no option 'order'; it has none"),
+        (("cifar100-superclass", {"zzz": 1}), "known are tasks, model, order, scrambled"),
+        (("pmnist", {"order": "A"}), "pmnist has no option 'order'; did you mean 'model'"),
         (("split-digits", {"tasks": 6}), "split-digits has 5 tasks; tasks=6 is too many"),
         (("split-digits", {"tasks": 0}), "tasks must be a whole number of at least 1"),
         (("split-digits", {"tasks": "2"}), "tasks must be a whole number"),
@@ -290,7 +290,7 @@ def test_wrong_requests_are_a_sentence(
 
 
 def test_missing_and_wrong_sets_are_a_sentence(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"get it with `trgp.data.prepare\('mnist'\)`"):
+    with pytest.raises(FileNotFoundError, match=r"get it with `trgp data prepare mnist`"):
         load("pmnist", root=tmp_path)
     (tmp_path / "cifar100.npz").symlink_to(small / "cifar10.npz")
     with pytest.raises(ValueError, match="holds 10 classes of 32 x 32 x 3 images, but split-cifar"):
@@ -331,7 +331,7 @@ def test_without_scikit_learn_the_sentence_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match="pip install 'trgp\\[examples\\]'"):
+    with pytest.raises(ImportError, match="pip install 'trgp\\[digits\\]'"):
         load("permuted-digits")
 
 

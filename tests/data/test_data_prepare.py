@@ -204,7 +204,7 @@ def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server: Server, tmp_p
     sources = {"mnist": mnist(server, digits())}
     file = sources["mnist"].files[0].file
     server.cuts = [100] * download_module.ATTEMPTS
-    with pytest.raises(ConnectionError, match=r"`trgp\.data\.prepare\('mnist'\)` again") as caught:
+    with pytest.raises(ConnectionError, match=r"`trgp data prepare mnist` again") as caught:
         prepare("mnist", tmp_path, sources=sources)
     assert "ended after" in str(caught.value)
     assert left(tmp_path) == [f"downloads/mnist/{file}.part"]
@@ -297,7 +297,7 @@ def test_files_that_do_not_decode_are_refused(
     source = mnist(server, digits())
     raw = b"no gzip" if content is None else gzip.compress(content)
     files = (remote(server, source.files[0].file, raw), *source.files[1:])
-    with pytest.raises(ValueError, match=r"do not hold what they should.*mnist'\)` again\.$"):
+    with pytest.raises(ValueError, match=r"do not hold what they should.*prepare mnist` again\.$"):
         prepare("mnist", tmp_path, sources={"mnist": replace(source, files=files)})
     assert left(tmp_path) == []
 

@@ -121,7 +121,7 @@ def test_the_cache_directory_is_the_platforms(
 
 @pytest.mark.parametrize("name", [name for name in store.SETS if name != "miniimagenet"])
 def test_a_missing_known_set_names_the_command(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"`trgp\.data\.prepare\('{name}'\)`") as caught:
+    with pytest.raises(FileNotFoundError, match=rf"`trgp data prepare {name}`") as caught:
         load(name, tmp_path)
     sentence(caught.value, tmp_path / f"{name}.npz")
 
@@ -229,7 +229,7 @@ def test_a_mangled_set_gets_a_sentence(tmp_path: Path, kind: str, name: str) -> 
 def test_a_file_that_is_no_npz_gets_a_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cifar10.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"`trgp\.data\.prepare\('cifar10'\)`") as caught:
+    with pytest.raises(ValueError, match=r"`trgp data prepare cifar10`") as caught:
         load("cifar10", tmp_path)
     sentence(caught.value, path)
 

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from trgp import GPM, TRGP
 from trgp.models import MLP, AlexNet, LeNet, ResNet18
+from trgp.models.lenet import ResponseNorm
 
 # What the 20 convolutions of the ResNet multiply, in the order of its modules: the stem, then for
 # every stage two blocks, the first one with a shortcut (the small number) from the second stage on.
@@ -351,3 +352,9 @@ def test_two_tasks_are_learnt_and_the_first_is_kept(net: Published, method: type
     assert [n for _, n in learner.ranks.values()] == net.inputs
     if method is TRGP:
         assert any(learner.selected[1].values())
+
+
+def test_the_response_norm_is_torchs_own_to_the_bit() -> None:
+    x = 10 * torch.randn(3, 20, 5, 5)
+    expected = torch.nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1)(x)
+    assert torch.equal(ResponseNorm()(x), expected)

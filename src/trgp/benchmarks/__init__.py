@@ -1,46 +1,87 @@
 """The papers' benchmarks and two small ones as sequences of tasks, with the paper's results."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..data.store import PathLike
+from ..hints import meant
+from ..imports import imported
 from ..options import check_count
 from . import (
     cifar100_superclass,
     digits,
     five_datasets,
+    own,
     pmnist,
     split_cifar100,
     split_miniimagenet,
 )
-from .common import Benchmark, Published, Request, Task
+from .common import Benchmark, Options, Preset, Published, Request, Task
+from .own import from_tensors
 
-__all__ = ["NAMES", "PAPER", "Benchmark", "Published", "Task", "load"]
+__all__ = [
+    "NAMES",
+    "PAPER",
+    "Benchmark",
+    "Entry",
+    "Options",
+    "Preset",
+    "Published",
+    "Task",
+    "entry",
+    "from_tensors",
+    "load",
+]
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What is known of a benchmark before its data is read."""
+
     make: Callable[..., Benchmark]
     tasks: int
-    paper: Mapping[str, Published]
+    presets: Mapping[str, Preset]
+    paper: Mapping[str, Published] = {}
+    options: type[Options] = Options
+
+    @property
+    def says(self) -> str:
+        """Its first line."""
+        return inspect.getdoc(self.make).partition("\n")[0]  # type: ignore[union-attr]
 
 
 _ENTRIES = {
-    name: _Entry(module.make, module.TASKS, module.PAPER)
-    for name, module in {
-        "pmnist": pmnist,
-        "split-cifar100": split_cifar100,
-        "cifar100-superclass": cifar100_superclass,
-        "five-datasets": five_datasets,
-        "split-miniimagenet": split_miniimagenet,
-    }.items()
-} | {
-    "permuted-digits": _Entry(digits.permuted, digits.PERMUTED_TASKS, {}),
-    "split-digits": _Entry(digits.split, digits.SPLIT_TASKS, {}),
+    "pmnist": Entry(pmnist.make, pmnist.TASKS, pmnist.PRESETS, pmnist.PAPER),
+    "split-cifar100": Entry(
+        split_cifar100.make, split_cifar100.TASKS, split_cifar100.PRESETS, split_cifar100.PAPER
+    ),
+    "cifar100-superclass": Entry(
+        cifar100_superclass.make,
+        cifar100_superclass.TASKS,
+        cifar100_superclass.PRESETS,
+        cifar100_superclass.PAPER,
+        cifar100_superclass.Options,
+    ),
+    "five-datasets": Entry(
+        five_datasets.make,
+        five_datasets.TASKS,
+        five_datasets.PRESETS,
+        five_datasets.PAPER,
+        five_datasets.Options,
+    ),
+    "split-miniimagenet": Entry(
+        split_miniimagenet.make,
+        split_miniimagenet.TASKS,
+        split_miniimagenet.PRESETS,
+        split_miniimagenet.PAPER,
+    ),
+    "permuted-digits": Entry(digits.permuted, digits.PERMUTED_TASKS, digits.PERMUTED_PRESETS),
+    "split-digits": Entry(digits.split, digits.SPLIT_TASKS, digits.SPLIT_PRESETS),
 }
 
 NAMES = tuple(_ENTRIES)
@@ -52,11 +93,19 @@ of Fashion-MNIST: the options of these benchmarks restore both.
 """
 
 
+def entry(name: str) -> Entry:
+    """A benchmark by its name, or a user's own by the path of its npz file or as tensors."""
+    if name.endswith(".npz") or name == own.TENSORS:
+        return Entry(own.from_file, 0, own.PRESETS)
+    if name not in _ENTRIES:
+        raise ValueError(f"There is no benchmark {name!r}; {meant(name, NAMES)}")
+    return _ENTRIES[name]
+
+
 def load(
     name: str,
     *,
     seed: int = 0,
-    tasks: int | None = None,
     root: PathLike | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
@@ -68,35 +117,66 @@ def load(
     in no other benchmark the order of tasks or classes. Initial weights and the order of batches
     are none of its business: torch's own random state decides them.
 
-    tasks: only so many, from the first on; the network then has fewer heads, if they are separate.
+    name: one of NAMES, or the path of an npz file.
     root: the folder of the image sets, as for `trgp.data.load`.
-    options: quirks of the published data, off unless given: `mnist_for_fashion` and `fixed_split`
-        for five-datasets, `scrambled`, `fixed_split` and `order` ("A" to "E") for
-        cifar100-superclass.
+    options: `tasks`, only so many, from the first on (the network then has fewer heads, if they
+        are separate); `model`, another network as module:Class; and the quirks of the published
+        data, off unless given: `mnist_for_fashion` and `fixed_split` for five-datasets,
+        `scrambled`, `fixed_split` and `order` ("A" to "E") for cifar100-superclass.
     """
-    if name not in _ENTRIES:
-        raise ValueError(f"There is no benchmark {name!r}; {_meant(name, NAMES)}")
-    entry = _ENTRIES[name]
-    known = {
-        key: parameter.default
-        for key, parameter in inspect.signature(entry.make).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    for key, value in options.items():
-        if key not in known:
-            hint = _meant(key, tuple(known)) if known else "it has none."
-            raise ValueError(f"{name} has no option '{key}'; {hint}")
-        if isinstance(known[key], bool) and not isinstance(value, bool):
-            raise ValueError(f"{key} must be True or False, not {value!r}.")
-    count = entry.tasks if tasks is None else check_count("tasks", tasks)
-    if count > entry.tasks:
-        raise ValueError(f"{name} has {entry.tasks} tasks; tasks={tasks} is too many.")
+    found = entry(name)
+    chosen = _options(name, found, options)
+    if chosen.tasks is None and not found.tasks:
+        raise ValueError(f"In how many tasks shall {name} be learnt? Give --tasks.")
+    count = found.tasks if chosen.tasks is None else check_count("tasks", chosen.tasks)
+    if found.tasks and count > found.tasks:
+        raise ValueError(f"{name} has {found.tasks} tasks; tasks={count} is too many.")
     whole = isinstance(seed, Integral) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r}.")
-    return entry.make(Request(name, int(seed), count, root, device), **options)
+    benchmark = found.make(Request(name, int(seed), count, root, device), chosen)
+    if chosen.model is None:
+        return benchmark
+    return dataclasses.replace(benchmark, make_network=_network(chosen.model, benchmark))
 
 
-def _meant(given: object, known: tuple[str, ...]) -> str:
-    near = get_close_matches(str(given), known, 1)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}."
+def _options(name: str, found: Entry, given: Mapping[str, Any]) -> Options:
+    known = {field.name: field for field in dataclasses.fields(found.options)}
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"{name} has no option '{key}'; {meant(key, known)}")
+        if isinstance(known[key].default, bool) and not isinstance(value, bool):
+            raise ValueError(f"{key} must be True or False, not {value!r}.")
+    return found.options(**given)
+
+
+def _network(path: str, benchmark: Benchmark) -> Callable[[], nn.Module]:
+    """A user's network, told what it asks for of `inputs` (C, H, W), `classes` and `heads`."""
+    make = imported(path, "model")
+    if not callable(make):
+        raise ValueError(f"{path} cannot be called; give a class or a function that makes a net.")
+    task = benchmark.tasks[0]
+    sizes: dict[str, Any] = {
+        "inputs": tuple(task.train.x.shape[1:]),
+        "classes": max(t.classes for t in benchmark.tasks),
+        "heads": len(benchmark.tasks) if benchmark.separate_heads else 1,
+    }
+    try:
+        wanted = list(inspect.signature(make).parameters)
+    except (TypeError, ValueError):  # as some classes written in C
+        wanted = []
+    given = {key: sizes[key] for key in wanted if key in sizes}
+
+    def build() -> nn.Module:
+        try:
+            network = make(**given)
+        except TypeError as error:
+            raise ValueError(
+                f"{path} could not be made with {given}: {error}; it is told inputs, classes and "
+                "heads where it has parameters of these names, and nothing else."
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"{path} made a {type(network).__name__}, not an nn.Module.")
+        return network
+
+    return build

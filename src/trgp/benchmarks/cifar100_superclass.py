@@ -1,11 +1,14 @@
 """CIFAR-100 in twenty tasks, its superclasses of five classes, a head each."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
 from ..data import Tensors, to_tensors
 from ..models import LeNet
-from .common import Benchmark, Published, Request, class_tasks
+from . import common
+from .common import GPM_QUIRKS, TRGP_QUIRKS, Benchmark, Preset, Published, Request, class_tasks
 
 TASKS = 20
 ORDERS = {
@@ -27,22 +30,60 @@ PAPER = {
 }
 
 
-def make(
-    request: Request, *, order: str = "A", scrambled: bool = False, fixed_split: bool = False
-) -> Benchmark:
+_TRAINING = {
+    "lr": 0.01,
+    "batch": 64,
+    "epochs": 50,
+    "patience": 6,
+    "lr_factor": 2.0,
+    "lr_min": 1e-5,
+    "test_batch": 500,  # no BatchNorm here: its size changes nothing but speed
+}
+_GPM = {"threshold": (0.98,), "threshold_growth": 0.001, "samples": 125}
+_TRGP = {**_GPM, "selection_samples": 125}
+_IMAGES = (24, 100, 125, 125)
+PRESETS = {
+    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, "multitask": {"lr": 0.1}}),
+    "official": Preset(
+        {**_TRAINING, "scrambled": True, "fixed_split": True, "test_batch": 64},
+        {
+            "gpm": {**_GPM, "images_per_layer": _IMAGES, **GPM_QUIRKS},
+            "trgp": {
+                **_TRGP,
+                "images_per_layer": _IMAGES,
+                "no_scaling": ("fc1", "fc2"),
+                **TRGP_QUIRKS,
+            },
+            "multitask": {"lr": 0.1},
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options(common.Options):
+    """What can be chosen about CIFAR-100's superclasses."""
+
+    order: str = "A"
+    """A to E, the order of the superclasses."""
+    scrambled: bool = False
+    """The pixels as all published results have them, because the loader they share reads the
+    three planes of an image as if its colours lay side by side."""
+    fixed_split: bool = False
+    """Hold out the same images whatever the seed, because that loader always shuffles with
+    seed 0."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.order, str) or self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}.")
+
+
+def make(request: Request, options: Options) -> Benchmark:
     """2375 train, 125 validation and 500 test images a task, pixels divided by 255 only.
 
     The seed changes which 5 % are held out. It does not change the order of the tasks, nor the
     labels: a class's rank within its superclass.
-
-    order: A to E, the order of the superclasses.
-    scrambled: the pixels as all published results have them, because the loader they share
-        reads the three planes of an image as if its colours lay side by side.
-    fixed_split: hold out the same images whatever the seed, because that loader always shuffles
-        with seed 0.
     """
-    if not isinstance(order, str) or order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}.")
     images = request.read("cifar100", 100, (32, 32, 3))
     coarse = images.train_coarse_labels
     if coarse is None:
@@ -57,12 +98,12 @@ def make(
             "The superclasses in cifar100.npz are not twenty of five classes each; put the right "
             "file there, or give another root."
         )
-    groups = [members[c].tolist() for c in ORDERS[order][: request.count]]
+    groups = [members[c].tolist() for c in ORDERS[options.order][: request.count]]
     train = to_tensors(images.train_images, images.train_labels, request.device)
     test = to_tensors(images.test_images, images.test_labels, request.device)
-    if scrambled:
+    if options.scrambled:
         train, test = (Tensors(scramble(part.x), part.y) for part in (train, test))
-    seed = 0 if fixed_split else request.seed
+    seed = 0 if options.fixed_split else request.seed
     tasks = class_tasks(train, test, groups, 5, seed)
     return Benchmark(request.name, tasks, lambda: LeNet(request.count, 5), True)
 

@@ -1,8 +1,8 @@
 """What the benchmarks share: tasks, held-out samples, classes, permutations, a set's shape."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,41 @@ class Published(NamedTuple):
     acc: float
     std: float | None = None
     bwt: float | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be chosen about a benchmark."""
+
+    tasks: int | None = None
+    """Only so many tasks, from the first on (None: all)."""
+    model: str | None = None
+    """Another network, as module:Class or module:function (None: the papers' own)."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A benchmark's settings by the names of their fields; everything else has its default."""
+
+    every: Mapping[str, Any]
+    """Of training and data, for all methods."""
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By method its own options, and what it trains with instead."""
+
+    def settings(self, method: str) -> dict[str, Any]:
+        """All that is set for one method."""
+        return {**self.every, **self.methods.get(method, {})}
+
+
+# The published code's ways that are not the paper's, alike on every benchmark; see the fields of
+# the methods for what each is. Its GPM is that of the GPM paper's code.
+GPM_QUIRKS: Mapping[str, Any] = {"first_task_short": True}
+TRGP_QUIRKS: Mapping[str, Any] = {
+    "first_task_short": True,
+    "strongest_unprotected": True,
+    "unscaled_inputs": True,
+    "first_layer_gate": True,
+}
 
 
 @dataclass(frozen=True)

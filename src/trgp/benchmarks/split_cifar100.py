@@ -2,7 +2,16 @@
 
 from ..data import NORMALISATION, to_tensors
 from ..models import AlexNet
-from .common import Benchmark, Published, Request, class_tasks
+from .common import (
+    GPM_QUIRKS,
+    TRGP_QUIRKS,
+    Benchmark,
+    Options,
+    Preset,
+    Published,
+    Request,
+    class_tasks,
+)
 
 TASKS = 10
 PAPER = {
@@ -10,14 +19,45 @@ PAPER = {
     "owm": Published(50.94, 0.60, -30),
     "ewc": Published(68.80, 0.88, -2),
     "hat": Published(72.06, 0.50, 0),
-    "a-gem": Published(63.98, 1.22, -15),
-    "er-res": Published(71.73, 0.63, -6),
+    "agem": Published(63.98, 1.22, -15),
+    "er": Published(71.73, 0.63, -6),
     "gpm": Published(72.48, 0.40, -0.9),
     "trgp": Published(74.46, 0.32, -0.9),
 }
 
 
-def make(request: Request) -> Benchmark:
+_TRAINING = {
+    "lr": 0.01,
+    "batch": 64,
+    "epochs": 200,
+    "patience": 6,
+    "lr_factor": 2.0,
+    "lr_min": 1e-5,
+    "test_batch": 64,
+}
+_GPM = {"threshold": (0.97,), "threshold_growth": 0.003, "samples": 125}
+_TRGP = {**_GPM, "selection_samples": 125}
+_IMAGES = (24, 100, 100, 125, 125)
+PRESETS = {
+    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, "multitask": {"lr": 0.05}}),
+    "official": Preset(
+        _TRAINING,
+        {
+            "gpm": {**_GPM, "images_per_layer": _IMAGES, **GPM_QUIRKS},
+            "trgp": {
+                **_TRGP,
+                "images_per_layer": _IMAGES,
+                "norm": "shared",
+                "test_passes": 10,
+                **TRGP_QUIRKS,
+            },
+            "multitask": {"lr": 0.05},
+        },
+    ),
+}
+
+
+def make(request: Request, options: Options) -> Benchmark:
     """4750 train, 250 validation and 1000 test images a task.
 
     The seed changes which 5 % are held out. It does not change the classes: task t has 10 t to

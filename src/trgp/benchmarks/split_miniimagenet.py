@@ -2,21 +2,62 @@
 
 from ..data import NORMALISATION, to_tensors
 from ..models import ResNet18
-from .common import Benchmark, Published, Request, class_tasks, shuffled
+from .common import (
+    GPM_QUIRKS,
+    TRGP_QUIRKS,
+    Benchmark,
+    Options,
+    Preset,
+    Published,
+    Request,
+    class_tasks,
+    shuffled,
+)
+from .five_datasets import IMAGES
 
 TASKS = 20
 PAPER = {
     "multitask": Published(69.46, 0.62),
     "ewc": Published(52.01, 2.53, -12),
     "hat": Published(59.78, 0.57, -3),
-    "a-gem": Published(57.24, 0.72, -12),
-    "er-res": Published(58.94, 0.85, -7),
+    "agem": Published(57.24, 0.72, -12),
+    "er": Published(58.94, 0.85, -7),
     "gpm": Published(60.41, 0.61, -0.7),
     "trgp": Published(61.78, 0.60, -0.5),
 }
 
 
-def make(request: Request) -> Benchmark:
+_TRAINING = {
+    "lr": 0.1,
+    "batch": 64,
+    "epochs": 100,
+    "patience": 5,
+    "lr_factor": 3.0,
+    "lr_min": 1e-3,
+    "test_batch": 64,
+}
+_GPM = {"threshold": (0.985,), "samples": 100}
+_TRGP = {**_GPM, "selection_samples": 500}
+PRESETS = {
+    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP}),
+    "official": Preset(
+        {**_TRAINING, "epochs": 200},
+        {
+            "gpm": {**_GPM, "images_per_layer": IMAGES, **GPM_QUIRKS},
+            "trgp": {
+                **_TRGP,
+                "images_per_layer": IMAGES,
+                "no_scaling": ("*.shortcut",),
+                "third_task_trusts_second": True,
+                "test_passes": 5,
+                **TRGP_QUIRKS,
+            },
+        },
+    ),
+}
+
+
+def make(request: Request, options: Options) -> Benchmark:
     """2450 train, 50 validation and 500 test images a task.
 
     The seed changes which classes make up which task (37 gives the published tasks) and which

@@ -106,6 +106,19 @@ def factored_step(
     return State(W, Tsum)
 
 
+def projected_step(M: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
+    """One step where no old task is trusted: W - lr G (I - M M'), which is GPM's."""
+    return torch.baddbmm(W - lr * G, lr * (G @ M), M.mT)
+
+
+def projected_factored_step(M: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
+    """The same from the factors of G: it is the inputs that are projected."""
+    g, n, _ = M.shape
+    delta, x = delta.reshape(g, -1, W.shape[1]), x.reshape(g, -1, n)
+    free = torch.baddbmm(x, x @ M, M.mT, alpha=-1)
+    return torch.baddbmm(W, (lr * delta).mT, free, alpha=-1)
+
+
 def no_momentum(state: State) -> Momentum:
     """The momentum before the first step."""
     return Momentum(*(torch.zeros_like(s) for s in (state.W, state.W, state.Tsum)))

@@ -1,6 +1,7 @@
 """Which old tasks a layer trusts (paper, section 4.1)."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,9 +9,11 @@ from torch import Tensor
 from .precision import full_precision
 from .subspace import TaskId
 
+J = TypeVar("J", bound=TaskId)
+
 
 @full_precision
-def projections(G: Tensor, M: Tensor, masks: Mapping[TaskId, Tensor]) -> dict[TaskId, float]:
+def projections(G: Tensor, M: Tensor, masks: Mapping[J, Tensor]) -> dict[J, float]:
     """||G B_j B_j'||_F^2 for every old task j, from the one product T = G M.
 
     B_j is orthonormal and made of columns of M, so the squared norm is the sum over its columns of
@@ -24,9 +27,7 @@ def projections(G: Tensor, M: Tensor, masks: Mapping[TaskId, Tensor]) -> dict[Ta
     return dict(zip(masks, sums, strict=True))
 
 
-def trust_region(
-    squared: Mapping[TaskId, float], total: float, epsilon: float, top_k: int
-) -> list[TaskId]:
+def trust_region(squared: Mapping[J, float], total: float, epsilon: float, top_k: int) -> list[J]:
     """The old tasks with ||G B_j B_j'|| >= epsilon ||G||, the `top_k` strongest, strongest first.
 
     Nothing is trusted where the gradient is zero: it says nothing about any task.
@@ -35,7 +36,7 @@ def trust_region(
     return sorted(passing, key=lambda j: -squared[j])[:top_k]
 
 
-def total_over(layers: Sequence[Mapping[TaskId, float]]) -> dict[TaskId, float]:
+def total_over(layers: Sequence[Mapping[J, float]]) -> dict[J, float]:
     """The same squared norms for the gradient of all layers together (a task-wise trust region)."""
     tasks = dict.fromkeys(j for layer in layers for j in layer)
     return {j: sum(layer.get(j, 0.0) for layer in layers) for j in tasks}

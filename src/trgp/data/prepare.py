@@ -6,9 +6,9 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
+from ..hints import meant
 from . import store
 from .download import Progress, fetch
 from .sources import SOURCES, Arrays, Source
@@ -36,7 +36,7 @@ def prepare(
     if source.needs is not None and importlib.util.find_spec(source.needs) is None:
         raise ModuleNotFoundError(
             f"Reading {name}'s files needs {source.needs}; install it with "
-            f"`pip install {source.needs}` and call `trgp.data.prepare('{name}')` again."
+            f"`pip install {source.needs}` and run `trgp data prepare {name}` again."
         )
     downloads = folder / "downloads" / name
     try:
@@ -47,7 +47,7 @@ def prepare(
         _remove(downloads)
     except ConnectionError as error:
         raise ConnectionError(
-            f"{name}: {error}; check the connection and call `trgp.data.prepare('{name}')` again, "
+            f"{name}: {error}; check the connection and run `trgp data prepare {name}` again, "
             "which goes on with what has arrived."
         ) from None
     except OSError as error:
@@ -64,9 +64,7 @@ def _source(name: str, root: store.PathLike | None, sources: Mapping[str, Source
     if name == "miniimagenet":
         path = store.data_root(root) / "miniimagenet.npz"
         raise ValueError(store.BY_HAND.format(path=path))
-    near = get_close_matches(name, sources, 1)
-    meant = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(sources)}."
-    raise ValueError(f"There is no source for a data set '{name}'; {meant}")
+    raise ValueError(f"There is no source for a data set '{name}'; {meant(name, sources)}")
 
 
 def _good(target: Path) -> bool:
@@ -92,7 +90,7 @@ def _convert(name: str, source: Source, files: Mapping[str, Path]) -> Arrays:
             path.unlink(missing_ok=True)
         raise ValueError(
             f"The files downloaded for {name} do not hold what they should: {error}; they were "
-            f"deleted, call `trgp.data.prepare('{name}')` again."
+            f"deleted, run `trgp data prepare {name}` again."
         ) from error
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..files import whole
 
 SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "notmnist", "miniimagenet")
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -79,21 +80,15 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a set whole or not at all, after the checks that `load` makes."""
     arrays = check(arrays, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with open(draft, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub reads ** as allow_pickle
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    # As a file, because numpy adds .npz to a name.
+    with whole(path) as draft, open(draft, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub reads ** as allow_pickle
 
 
 def repair(path: Path) -> str:
     """The end of a sentence about a damaged file: how to get a good one."""
     if path.stem in SETS and path.stem != "miniimagenet":
-        return f"delete it and call `trgp.data.prepare('{path.stem}')`"
+        return f"delete it and run `trgp data prepare {path.stem}`"
     return "write it again with numpy.savez"
 
 
@@ -214,7 +209,7 @@ def _absent(asked: PathLike, path: Path) -> str:
     if asked == "miniimagenet":
         return f"There is no file {path}. " + BY_HAND.format(path=path)
     if asked in SETS:
-        return f"There is no file {path}; get it with `trgp.data.prepare('{asked}')`."
+        return f"There is no file {path}; get it with `trgp data prepare {asked}`."
     if not isinstance(asked, str) or path.stem != asked:
         return f"There is no file {path}; give the path of an npz file of images."
     near = get_close_matches(asked, SETS, 1)

@@ -1,0 +1,5 @@
+"""`python -m trgp` is `trgp`."""
+
+from .cli import entry
+
+entry()

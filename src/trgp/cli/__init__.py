@@ -1,0 +1,76 @@
+"""The command line: `trgp run`, and what shows its results."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+
+from .. import __version__
+from ..engine.errors import InputError, RunError
+from ..hints import meant
+from . import data, listing, results, run
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "run": (run.main, "learn a benchmark by a method, or go on where that was interrupted"),
+    "list": (listing.main, "benchmarks, methods or presets"),
+    "table": (results.table, "what all stored runs came to"),
+    "show": (results.show_run, "all that is known of a run"),
+    "compare": (results.compare, "two runs against each other"),
+    "data": (data.main, "list or prepare image sets"),
+}
+HELP = f"""usage: trgp COMMAND ...
+
+Continual learning by gradient projection.
+
+{"".join(f"  {name:<9} {says}{chr(10)}" for name, (_, says) in COMMANDS.items())}
+`trgp COMMAND --help` says more. A first run: trgp run permuted-digits --tasks 3
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command: 0 if it is done, 2 for bad input, 1 for a run that failed, 130 for Ctrl-C."""
+    try:
+        try:
+            _dispatch(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is expected
+    except InputError as error:
+        return _said(error, 2)
+    except RunError as error:
+        return _said(error, 1)
+    except KeyboardInterrupt as error:
+        return _said(str(error) or "Interrupted.", 130)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python must not flush the rest into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as end:
+        if end.code:  # not of help, but of a user's module
+            raise
+    return 0
+
+
+def entry() -> None:
+    """The program `trgp`."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a letter that a terminal lacks shall end no run
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(main())
+
+
+def _dispatch(argv: Sequence[str]) -> None:
+    match argv:
+        case ["-h" | "--help", *_]:
+            print(HELP, end="")
+        case ["--version", *_]:
+            print(f"trgp {__version__}")
+        case [name, *rest] if name in COMMANDS:
+            COMMANDS[name][0](rest)
+        case [name, *_]:
+            raise InputError(f"There is no command '{name}'; {meant(name, COMMANDS)}")
+        case _:
+            raise InputError("trgp needs a command; see `trgp --help`.")
+
+
+def _said(message: object, code: int) -> int:
+    print(f"trgp: {message}", file=sys.stderr)
+    return code

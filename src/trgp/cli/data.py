@@ -1,0 +1,136 @@
+"""`trgp data`: which image sets are there, and getting those that are not."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Annotated
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from tyro.conf import Positional, arg
+
+from ..data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
+from ..engine.errors import InputError, Interrupted, RunError
+from ..hints import meant
+from ..results.layout import NONE, plain, table
+from .parsing import parse
+from .screen import show
+
+HELP = """usage: trgp data list [--data-root DIR]
+       trgp data prepare NAME ... [--data-root DIR]
+
+  list      which image sets are there, and which benchmarks need them
+  prepare   download sets, check them and write them as npz files
+"""
+Root = Annotated[str | None, arg(metavar="DIR")]
+
+
+@dataclass(frozen=True)
+class List:
+    """Which image sets are there, and which benchmarks need them."""
+
+    data_root: Root = None
+    """The folder of the sets (without it: TRGP_DATA, else the user's cache)."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Download image sets, check them and write them as npz files; what is there is left alone."""
+
+    name: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]"), Positional]
+    """The sets, as `trgp data list` shows them."""
+    data_root: Root = None
+    """The folder of the sets (without it: TRGP_DATA, else the user's cache)."""
+
+
+def main(argv: Sequence[str]) -> None:
+    commands = {"list": _list, "prepare": _prepare}
+    match argv:
+        case ["-h" | "--help", *_]:
+            print(HELP, end="")
+        case [name, *rest] if name in commands:
+            commands[name](rest)
+        case [name, *_]:
+            raise InputError(f"There is no command `trgp data {name}`; {meant(name, commands)}")
+        case _:
+            raise InputError("trgp data needs a command; known are list, prepare.")
+
+
+def catalogue(root: str | None = None) -> Catalogue:
+    """What lies under the root, or a sentence about why it cannot be looked at."""
+    try:
+        return present(root)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+def _list(argv: Sequence[str]) -> None:
+    found = catalogue(parse(List, argv, "trgp data list").data_root)
+    made = table(["set", "state", "needed by"], [], title=f"Image sets in {found.root}")
+    for name in SETS:
+        users = ", ".join(user for user, needed in BENCHMARKS.items() if name in needed)
+        state = "present" if name in found.present else f"missing: trgp data prepare {name}"
+        if name in found.damaged:
+            state = f"damaged: trgp data prepare {name}"
+        made.add_row(name, state, users)
+    for name in found.others:
+        made.add_row(plain(name), "your own", NONE)
+    show(made)
+
+
+def _prepare(argv: Sequence[str]) -> None:
+    asked = parse(Prepare, argv, "trgp data prepare")
+    for name in asked.name:
+        if name in BENCHMARKS:
+            needed = " ".join(BENCHMARKS[name]) or "no download"
+            raise InputError(f"{name} is a benchmark, not an image set; it needs {needed}.")
+        if name not in SETS:
+            raise InputError(f"There is no image set '{name}'; {meant(name, SETS)}")
+    with ExitStack() as stack:
+        bars = stack.enter_context(closing(Downloads())) if sys.stderr.isatty() else None
+        for name in asked.name:
+            try:
+                path = prepare(name, asked.data_root, bars)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    "Interrupted; what has arrived is kept, and the same command goes on where it "
+                    "stopped."
+                ) from None
+            except (ValueError, OSError, ImportError) as error:
+                # Of what is given by hand nothing was tried, let alone failed.
+                kind = RunError if name in SOURCES else InputError
+                raise kind(str(error)) from error
+            print(f"{name}: {path}", flush=True)
+
+
+class Downloads:
+    """A bar for every file that is downloaded."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def __call__(self, file: str, have: int, total: int | None) -> None:
+        if file not in self._bars:
+            self._bars[file] = self._progress.add_task(file)
+        self._progress.update(self._bars[file], completed=have, total=total)

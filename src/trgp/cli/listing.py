@@ -1,0 +1,110 @@
+"""`trgp list`: what can be run."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from rich.console import RenderableType
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from .. import benchmarks
+from ..benchmarks import Published
+from ..data import BENCHMARKS
+from ..engine.config import Training, configure
+from ..engine.errors import InputError
+from ..hints import meant
+from ..methods import METHODS, About
+from ..results.layout import NONE, pairs, plain, shown, stacked, table
+from .data import catalogue
+from .fields import docs
+from .parsing import parse
+from .screen import show
+
+PRESETS = ("paper", "official")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What can be run: benchmarks, methods or presets."""
+
+    what: Annotated[str, arg(metavar="benchmarks|methods|presets"), Positional]
+    """Benchmarks with the state of their data, methods with what they need, or what the preset
+    `official`, which does as the published code, changes against `paper`."""
+
+
+def main(argv: Sequence[str]) -> None:
+    tables = {"benchmarks": _benchmarks, "methods": _methods, "presets": _presets}
+    what = parse(Listing, argv, "trgp list").what
+    if what not in tables:
+        raise InputError(f"There is no list of {what}; {meant(what, tables)}")
+    show(tables[what]())
+
+
+def _benchmarks() -> Table:
+    missing = catalogue().missing
+    made = table(["benchmark", "tasks", "data", "TRGP in the paper", "what it is"], [])
+    for name in benchmarks.NAMES:
+        entry = benchmarks.entry(name)
+        paper = _published(entry.paper.get("trgp"))
+        made.add_row(name, str(entry.tasks), plain(_state(missing[name], name)), paper, entry.says)
+    return made
+
+
+def _state(missing: Sequence[str], name: str) -> str:
+    """Whether a benchmark's data is there, and what gets it if not."""
+    if missing:
+        return f"missing: trgp data prepare {' '.join(missing)}"
+    if not BENCHMARKS[name] and importlib.util.find_spec("sklearn") is None:
+        return "missing: pip install 'trgp[digits]'"
+    return "present"
+
+
+def _published(paper: Published | None) -> str:
+    if paper is None:
+        return NONE
+    return f"{paper.acc:.2f}" + ("" if paper.std is None else f" ± {paper.std:.2f}")
+
+
+def _methods() -> Table:
+    made = table(["method", "family", "stores", "needs", "paper", "what it does"], [])
+    for name, method in METHODS.items():
+        about, says = method.about, (method.__doc__ or "").partition("\n")[0]
+        made.add_row(name, about.family, about.stores, _needs(about), about.paper, says)
+    return made
+
+
+def _needs(about: About) -> str:
+    needs = {
+        "the task's name at test time": about.task_id_at_test,
+        "a head for every task": about.several_heads,
+        "all tasks at once": about.joint,
+    }
+    return ", ".join(need for need, needed in needs.items() if needed) or NONE
+
+
+def _presets() -> RenderableType:
+    changes = table(["benchmark", "field", "methods", "paper", "official"], [])
+    fields: dict[str, str] = {}
+    for name in benchmarks.NAMES:
+        kinds: list[type] = [Training, benchmarks.entry(name).options, *METHODS.values()]
+        said = {field: text for kind in kinds for field, text in docs(kind).items()}
+        for i, row in enumerate(_differences(name)):
+            changes.add_row(name if i == 0 else "", *map(plain, row))
+            fields[row[0]] = said[row[0]]
+    return stacked([changes, pairs(fields)])
+
+
+def _differences(name: str) -> Iterator[tuple[str, ...]]:
+    """What `official` changes, the methods with the same change together."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for method in METHODS:
+        paper, official = (configure(name, method, preset).settings for preset in PRESETS)
+        for field, value in official.items():
+            if value != paper[field]:
+                change = field, shown(paper[field]) or NONE, shown(value)
+                found.setdefault(change, []).append(method)
+    for (field, before, after), methods in found.items():
+        who = "all" if len(methods) == len(METHODS) else ", ".join(methods)
+        yield field, who, before, after

@@ -1,0 +1,51 @@
+"""Events as lines of JSON, for programs to read."""
+
+import json
+import math
+import os
+import re
+import sys
+from typing import IO
+
+from ..engine.errors import InputError, RunError
+from ..engine.events import Event
+
+
+class JsonLog:
+    """Appends to a file, or writes to stdout for '-'."""
+
+    def __init__(self, target: str) -> None:
+        folder = os.path.dirname(target) or "."
+        if os.path.isdir(target) or not os.path.isdir(folder):
+            raise InputError(f"--log-json {target} is no file in a folder that is there.")
+        self._target = target
+        self._file: IO[str] | None = sys.stdout if target == "-" else None
+
+    def __call__(self, event: Event) -> None:
+        if self._file is None:
+            self._file = self._opened()
+        print(line(event), file=self._file, flush=True)
+
+    def close(self) -> None:
+        if self._file is not None and self._target != "-":
+            self._file.close()
+
+    def _opened(self) -> IO[str]:
+        """Opened by the first event, so that a run that is refused leaves nothing behind."""
+        try:
+            return open(self._target, "a", encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                f"--log-json {self._target} cannot be written: {error.strerror}; give another file."
+            ) from error
+
+
+def line(event: Event) -> str:
+    """`event`, its kind in snake_case, and its fields."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    # JSON has no word for a loss that is infinite or no number.
+    fields = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in vars(event).items()
+    }
+    return json.dumps({"event": name, **fields})

@@ -1,0 +1,97 @@
+"""How far the runs are, on stderr: a bar where there is a terminal, else a line a task."""
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from ..engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+from ..results.layout import duration, points
+
+
+class Lines:
+    """One plain line for every finished task and run."""
+
+    def __init__(self) -> None:
+        self._tasks = 0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._tasks = event.tasks
+            case TaskFinished():
+                print(_task_line(event, self._tasks), file=sys.stderr, flush=True)
+            case RunFinished():
+                print(run_line(event), file=sys.stderr, flush=True)
+
+
+class Bar:
+    """One bar over all seeds, with the figures of the last epoch."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds = seeds
+        self._done = 0
+        self._started: RunStarted | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            expand=True,
+            transient=True,
+        )
+        self._bar = self._progress.add_task("starting", total=None, figures="")
+        self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._started = event
+                self._show(event.done_tasks, event.done_epochs)
+            case EpochFinished():
+                figures = f"loss {event.loss:.3f} val {100 * event.valid_accuracy:.1f} %"
+                self._show(event.task, event.epoch, figures)
+            case TaskFinished():
+                self._show(event.task + 1, 0)
+            case RunFinished():
+                self._done += 1
+                self._progress.console.print(run_line(event), highlight=False)
+
+    def _show(self, task: int, epoch: int, figures: str = "") -> None:
+        """How much is done, a task's epochs counted in full once it is over."""
+        run = self._started
+        assert run is not None  # every run that is not stored begins by saying so
+        each = run.tasks * run.epochs
+        count = f" ({self._done + 1}/{self._seeds})" if self._seeds > 1 else ""
+        self._progress.update(
+            self._bar,
+            description=f"seed {run.seed}{count} task {min(task + 1, run.tasks)}/{run.tasks} "
+            f"epoch {epoch}/{run.epochs}",
+            total=self._seeds * each,
+            completed=self._done * each + task * run.epochs + epoch,
+            figures=figures,
+        )
+
+
+def run_line(event: RunFinished) -> str:
+    """What a seed came to."""
+    bwt = "" if event.bwt is None else f", BWT {points(event.bwt)} %"
+    before = " (finished before, not repeated)" if event.stored else ""
+    return f"seed {event.seed}: ACC {points(event.acc)} %{bwt}{before}"
+
+
+def _task_line(event: TaskFinished, tasks: int) -> str:
+    # Learnt at once, all tasks are seen with the first; else some may be evaluated unseen.
+    one_by_one = tasks == len(event.accuracies)
+    seen = event.accuracies[: event.task + 1] if one_by_one else event.accuracies
+    known = [accuracy for accuracy in seen if accuracy is not None]
+    mean = points(sum(known) / len(known))
+    spent = duration(sum(event.seconds.values()))
+    return f"seed {event.seed}, task {event.task + 1}/{tasks}: mean accuracy {mean} %, {spent}"

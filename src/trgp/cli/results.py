@@ -1,0 +1,68 @@
+"""`trgp table`, `trgp show` and `trgp compare`: what stored runs came to."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ..engine.errors import InputError
+from ..results import render, store
+from ..results.result import Results
+from .parsing import parse
+from .screen import show
+
+
+@dataclass(frozen=True)
+class Table:
+    """One row a configuration, over all its seeds."""
+
+    folder: Annotated[str, arg(metavar="DIR"), Positional] = "runs"
+    """The folder that was the runs' --out."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """All that is known of a run."""
+
+    run: Annotated[str, arg(metavar="RUN"), Positional]
+    """Its folder, or the result.json in it; of a configuration's folder every seed is shown."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Two configurations against each other."""
+
+    a: Annotated[str, arg(metavar="A"), Positional]
+    """The folder of a configuration, of one of its seeds, or a result.json."""
+    b: Annotated[str, arg(metavar="B"), Positional]
+    """What is held against it."""
+
+
+def table(argv: Sequence[str]) -> None:
+    folder = parse(Table, argv, "trgp table").folder
+    found = store.find(folder)
+    if not found.results:
+        none = f"There is no finished run in {folder}; begin with `trgp run permuted-digits`."
+        raise InputError("\ntrgp: ".join(found.problems or [none]))
+    for problem in found.problems:
+        print(f"trgp: {problem}", file=sys.stderr)
+    show(render.main_table(found))
+
+
+def show_run(argv: Sequence[str]) -> None:
+    for result in _read(parse(Show, argv, "trgp show").run):
+        show(render.details(result))
+
+
+def compare(argv: Sequence[str]) -> None:
+    asked = parse(Compare, argv, "trgp compare")
+    show(render.comparison(_read(asked.a), _read(asked.b)))
+
+
+def _read(path: str) -> Results:
+    try:
+        return store.read(path)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error

@@ -1,0 +1,23 @@
+"""Which seeds are meant."""
+
+from ..engine.errors import InputError
+from ..engine.run import MOST
+
+
+def chosen(seed: int | None, seeds: str | None) -> list[int]:
+    """One seed, or what `--seeds` says: how many, or which."""
+    if seed is not None and seeds is not None:
+        raise InputError("--seed and --seeds exclude each other; give one of them.")
+    if seeds is None:
+        return [0 if seed is None else seed]
+    try:
+        listed = [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--seeds takes how many, as in 5, or which, as in 1,2,37, not '{seeds}'."
+        ) from None
+    if "," in seeds:
+        return listed
+    if listed[0] > MOST:
+        raise InputError(f"--seeds {seeds} is too many; give {MOST} at most, or --seed {seeds}.")
+    return list(range(listed[0]))

@@ -1,0 +1,51 @@
+"""Curves for TensorBoard, in the folder of each run; tasks are counted from 1."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import InputError
+from ..engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+
+
+class TensorBoard:
+    """Losses and accuracies while a run goes on, ACC and BWT at its end."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise InputError(
+                "--tensorboard needs a package; install it with `pip install 'trgp[tensorboard]'`."
+            )
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._open(Path(event.folder) / "tensorboard", event)
+            case EpochFinished():
+                for name in ("loss", "valid_loss", "valid_accuracy"):
+                    self._add(f"{name}/task {event.task + 1}", getattr(event, name), event.epoch)
+            case TaskFinished():
+                for j, accuracy in enumerate(event.accuracies):
+                    if accuracy is not None:
+                        self._add(f"accuracy/task {j + 1}", accuracy, event.task + 1)
+            case RunFinished(stored=False):
+                self._add("acc", event.acc, 1)
+                if event.bwt is not None:
+                    self._add("bwt", event.bwt, 1)
+                self.close()
+
+    def _open(self, folder: Path, run: RunStarted) -> None:
+        if not run.done_tasks and not run.done_epochs:
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()  # of a run that is started over: its curves would mix with these
+        self._writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
+
+    def _add(self, name: str, value: float, step: int) -> None:
+        self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None

@@ -1,0 +1,49 @@
+"""An epoch's batches by index."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..data import Tensors
+from ..methods.base import Batch
+from .draws import order
+
+
+class Part(NamedTuple):
+    """Samples that are learnt together, as one task."""
+
+    task: int
+    head: int
+    samples: Tensors
+
+
+def cuts(n: int, size: int) -> list[slice]:
+    """0 to n in pieces of a size; a last piece of one joins the one before.
+
+    BatchNorm has no statistics of a single sample.
+    """
+    starts = list(range(0, n, size))
+    if len(starts) > 1 and n - starts[-1] == 1:
+        starts.pop()
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+
+
+def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
+    """Every sample once, in the order of a key; a batch is of one part."""
+    orders = [
+        order(len(part.samples), *key, i).to(part.samples.y.device) for i, part in enumerate(parts)
+    ]
+    pieces = [(i, cut) for i, part in enumerate(parts) for cut in cuts(len(part.samples), size)]
+    if len(parts) > 1:
+        pieces = [pieces[k] for k in order(len(pieces), *key, "parts").tolist()]
+    for i, cut in pieces:
+        part = parts[i]
+        yield Batch(*part.samples.batch(orders[i][cut]), part.task, part.head)
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Parts that share a head as one, so that a batch mixes them."""
+    first = parts[0]
+    x, y = (torch.cat([getattr(p.samples, key) for p in parts]) for key in ("x", "y"))
+    return Part(first.task, first.head, Tensors(x, y, first.samples.normalisation))

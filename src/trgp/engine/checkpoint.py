@@ -1,0 +1,172 @@
+"""A run that can be killed at any moment: what is finished lies on the disk, whole.
+
+`task.safetensors` is written when a task begins and holds everything; `epoch.safetensors` is
+written after every epoch and holds what epochs change. The second belongs to the first only if it
+names the same task: one left from the task before is ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..files import read_tensors, write_tensors
+from ..methods.base import Params
+from .errors import RunError
+from .schedule import Schedule
+from .tree import State, from_leaves, leaves, mapped
+
+FORMAT = 1
+
+
+@dataclass
+class Record:
+    """What a run has to tell so far; JSON throughout."""
+
+    accuracy_matrix: list[list[float | None]] = field(default_factory=list)
+    curves: list[dict[str, list[float]]] = field(default_factory=list)
+    seconds: list[dict[str, float]] = field(default_factory=list)
+    untrained: list[float] | None = None
+    peak_memory_bytes: int = 0
+
+
+@dataclass
+class Position:
+    """Where a run stands: in a task, after some epochs."""
+
+    task: int
+    params: Params
+    state: State
+    schedule: Schedule
+    record: Record
+    best: tuple[Params, State] | None = None  # parameters and what moves, of the best epoch
+
+
+class Checkpoints:
+    """The checkpoints of one run in its folder."""
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], device: torch.device) -> None:
+        """`run` says which run this is; the checkpoint of another is refused."""
+        self.folder = folder
+        self._task_file = folder / "task.safetensors"
+        self._epoch_file = folder / "epoch.safetensors"
+        self._run = dict(run)
+        self._device = device
+
+    def save_task(self, position: Position) -> Position:
+        """At the beginning of a task; the position to go on from."""
+        return self._save(self._task_file, _settled(position), position.state)
+
+    def save_epoch(self, position: Position, moving: Mapping[str, Any]) -> Position:
+        """After an epoch, in which only the parameters and `moving` have changed."""
+        return self._save(self._epoch_file, _settled(position), moving)
+
+    def load(self) -> Position | None:
+        """Where the run was interrupted, or None where it has not begun."""
+        for file in (self._task_file, self._epoch_file):
+            for draft in file.parent.glob(f".{file.name}.*"):  # of a writer that was killed
+                draft.unlink()
+        if not self._task_file.exists():
+            return None
+        begun = self._read(self._task_file)
+        if self._epoch_file.exists():
+            later = self._read(self._epoch_file)
+            if later.task == begun.task:
+                later.state = {**begun.state, **later.state}
+                return later
+        return begun
+
+    def clear(self) -> None:
+        """Forget the run."""
+        # The task's file last: an epoch's file alone is never read.
+        self._task_file.unlink(missing_ok=True)
+        self._epoch_file.unlink(missing_ok=True)
+
+    def _save(self, path: Path, position: Position, state: State) -> Position:
+        tensors = _named("params", position.params) | _named("state", state)
+        if position.best is not None:
+            params, moving = position.best
+            tensors |= _named("best params", params) | _named("best state", moving)
+        meta = {
+            "format": FORMAT,
+            "run": self._run,
+            "task": position.task,
+            "schedule": {**asdict(position.schedule), "best": repr(position.schedule.best)},
+            "record": asdict(position.record),
+            "has_best": position.best is not None,
+        }
+        try:
+            write_tensors(path, tensors, meta)
+        except OSError as error:
+            raise RunError(
+                f"The checkpoint {path} could not be written: {error.strerror or error}. What was "
+                "saved before is whole; make room or allow writing there, and give the same "
+                "command again."
+            ) from error
+        return position
+
+    def _read(self, path: Path) -> Position:
+        start_over = "give --fresh to start the run over"
+        try:
+            meta, tensors = read_tensors(path)
+        except (ValueError, OSError) as error:
+            raise RunError(
+                f"The checkpoint {path} is damaged: {error} Restore it, or {start_over}."
+            ) from error
+        if meta.get("format") != FORMAT or meta.get("run") != self._run:
+            differing = _difference(meta.get("run", {}), self._run)
+            raise RunError(
+                f"The checkpoint {path} is of another run ({differing}); give the command that "
+                f"began it, or {start_over}."
+            )
+        # Copied, because tensors read from a file may lie where arithmetic rounds differently.
+        tensors = {name: t.clone().to(self._device) for name, t in tensors.items()}
+        schedule = meta["schedule"]
+        best = (
+            (_part("best params", tensors), from_leaves(_part("best state", tensors)))
+            if meta["has_best"]
+            else None
+        )
+        return Position(
+            task=meta["task"],
+            params=_part("params", tensors),
+            state=from_leaves(_part("state", tensors)),
+            schedule=Schedule(**{**schedule, "best": float(schedule["best"])}),
+            record=Record(**meta["record"]),
+            best=best,
+        )
+
+
+def _settled(position: Position) -> Position:
+    """In place: every tensor laid out as it will be when read again.
+
+    Products may round differently in another layout, and a run that goes on from here must not
+    differ from one that was interrupted.
+    """
+    position.params = {name: t.contiguous() for name, t in position.params.items()}
+    position.state = mapped(Tensor.contiguous, position.state)
+    if position.best is not None:
+        params, moving = position.best
+        best = {name: t.contiguous() for name, t in params.items()}
+        position.best = best, mapped(Tensor.contiguous, moving)
+    return position
+
+
+def _named(prefix: str, tree: State) -> dict[str, Tensor]:
+    if prefix.endswith("params"):  # flat, and a name may be anything
+        return {f"{prefix}/{name}": t for name, t in tree.items() if isinstance(t, Tensor)}
+    return {f"{prefix}/{path}": t for path, t in leaves(tree)}
+
+
+def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix += "/"
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    keys = [key for key in {**stored, **asked} if stored.get(key) != asked.get(key)]
+    parts = [f"{key} {stored.get(key)!r} there, {asked.get(key)!r} here" for key in keys]
+    return "; ".join(parts) or "of another format"

@@ -1,0 +1,150 @@
+"""Everything a run is decided by, as frozen dataclasses: training, method and data."""
+
+import dataclasses
+import hashlib
+import inspect
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from .. import benchmarks, methods
+from ..benchmarks import Options
+from ..hints import meant
+from ..imports import imported
+from ..methods import Method
+from ..options import check_count
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a task is trained and every task evaluated."""
+
+    lr: float = 0.01
+    """Learning rate of plain SGD."""
+    batch: int = 64
+    """Samples a step. A last batch of one sample joins the one before."""
+    epochs: int = 50
+    """Epochs a task, at most where there is a patience."""
+    patience: int = 0
+    """After so many epochs without a better validation loss the rate is cut, and in the end the
+    best weights are restored (0: no cut, and the last weights stay)."""
+    lr_factor: float = 2.0
+    """What the rate is divided by when it is cut."""
+    lr_min: float = 1e-5
+    """A task ends when the rate falls below this."""
+    test_batch: int = 64
+    """Samples a batch of validation and test. It changes accuracy only where BatchNorm uses the
+    statistics of the batch at hand."""
+    test_passes: int = 1
+    """How many passes over the shuffled test set an accuracy is the mean of: more than one makes
+    sense only where BatchNorm uses the batch at hand."""
+    score_on: Literal["test", "validation"] = "test"
+    """What the accuracy matrix is measured on: settings are to be chosen on validation data."""
+    evaluate_unseen: bool = False
+    """Also evaluate tasks before they are learnt, for the forward transfer (FWT)."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "test_batch", "test_passes"):
+            check_count(name, getattr(self, name))
+        if self.score_on not in ("test", "validation"):
+            raise ValueError(f"score_on must be test or validation, not {self.score_on!r}.")
+        if self.patience != 0:
+            check_count("patience", self.patience)
+        for name, least in (("lr", 0.0), ("lr_min", 0.0), ("lr_factor", 1.0)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= least:
+                raise ValueError(f"{name} must be a finite number above {least:g}, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration; a seed makes a run of it."""
+
+    benchmark: str
+    method_name: str
+    preset: str
+    training: Training
+    method: Method
+    data: Options
+    data_source: str | None = None
+    """A checksum of a user's own data: other data is another configuration."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every field by its name, the sources of a user's own classes as checksums."""
+        flat = {
+            field.name: getattr(part, field.name)
+            for part in (self.data, self.training, self.method)
+            for field in dataclasses.fields(part)
+        }
+        own = {"model": self.data.model, "method": self.method_name}
+        sources = {
+            f"{key}_source": _source(path, key) for key, path in own.items() if path and ":" in path
+        }
+        if self.data_source is not None:
+            sources["data_source"] = self.data_source
+        return flat | sources
+
+    @cached_property
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from the preset's."""
+        plain = configure(self.benchmark, self.method_name, self.preset).settings
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key.endswith("_source") or value != plain[key]
+        }
+
+
+def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any) -> Config:
+    """A benchmark's preset for a method, with some of its settings changed by name."""
+    entry = benchmarks.entry(benchmark)
+    kind = methods.find(method)
+    if preset not in entry.presets:
+        raise ValueError(f"{benchmark} has no preset {preset!r}; {meant(preset, entry.presets)}")
+    settings = entry.presets[preset].settings(method)
+    kinds: dict[str, type[Any]] = {"training": Training, "method": kind, "data": entry.options}
+    owner: dict[str, str] = {}
+    for part, each in kinds.items():
+        for field in dataclasses.fields(each):
+            if field.name in owner:
+                raise ValueError(
+                    f"{method} has an option '{field.name}', which is a setting of its own; name "
+                    "the option otherwise."
+                )
+            owner[field.name] = part
+    for key in changes:
+        if key not in owner:
+            raise ValueError(
+                f"There is no setting '{key}' for {method} on {benchmark}; {meant(key, owner)}"
+            )
+    chosen: dict[str, dict[str, Any]] = {part: {} for part in kinds}
+    for key, value in (settings | changes).items():
+        chosen[owner[key]][key] = value
+    parts = {part: make(**chosen[part]) for part, make in kinds.items()}
+    config = Config(benchmark, method, preset, **parts)
+    for key, value in config.settings.items():
+        if not _plain(value):
+            raise ValueError(f"{key} is {value!r}, which a result cannot hold; use plain values.")
+    return config
+
+
+def _plain(value: object) -> bool:
+    """Whether a value can be written down: a finite number, a text, None, or several of them."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _source(path: str, what: str) -> str:
+    """A checksum of a user's module: another text is another configuration."""
+    module = inspect.getmodule(imported(path, what))
+    try:
+        text = inspect.getsource(module)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return "unknown"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

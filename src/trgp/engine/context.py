@@ -1,0 +1,42 @@
+"""What a method is given before and after a task."""
+
+from dataclasses import dataclass
+
+from ..data import Tensors
+from ..methods.base import Batch, Grads, Method, Params
+from .draws import order
+from .gradients import loss_and_gradients
+from .network import Network
+from .tree import State
+
+
+@dataclass(frozen=True)
+class Context:
+    """A task about to begin or just learnt, and the run it belongs to."""
+
+    network: Network
+    task: int
+    head: int
+    train: Tensors
+    params: Params
+    state: State
+    batch_size: int
+    seed: int
+
+    def samples(self, count: int, purpose: str) -> Batch:
+        """So many random train samples of the task (all, if it has fewer)."""
+        index = order(len(self.train), self.seed, purpose, self.task)[:count]
+        x, y = self.train.batch(index.to(self.train.y.device))
+        return Batch(x, y, self.task, self.head)
+
+    def gradients(self, method: Method, batch: Batch) -> Grads:
+        """Of the loss at ctx.params, without dropout."""
+        self.network.module.eval()
+        _, grads = loss_and_gradients(
+            method, self.params, self.state, batch, self.network.trainable
+        )
+        return grads
+
+    def initial_params(self) -> Params:
+        """A network freshly initialised for this task."""
+        return self.network.initial_params(self.task)

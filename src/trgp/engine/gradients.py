@@ -1,0 +1,71 @@
+"""A batch's loss and its gradient, or for linear layers the factors of it."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..methods.base import Batch, Factors, Grads, Method, Params
+from .tree import State
+
+Seen = dict[str, list[tuple[Tensor, Tensor]]]  # by weight: (input, probe) of every call
+
+
+def loss_and_gradients(
+    method: Method,
+    params: Params,
+    state: State,
+    batch: Batch,
+    trained: Collection[str],
+    factored: Collection[str] = (),
+) -> tuple[Tensor, Grads]:
+    """The mean loss and its gradient by name; what the loss does not depend on is left out.
+
+    The weights named in `factored` get no gradient of their own, but its factors.
+    """
+    free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
+    with _probed(method.network.module, factored) as seen:
+        loss = method.loss({**params, **free}, state, batch)
+    probes = [probe for calls in seen.values() for _, probe in calls]
+    found = iter(torch.autograd.grad(loss, [*free.values(), *probes], allow_unused=True))
+    grads: dict[str, Tensor | Factors] = {}
+    for name in free:
+        gradient = next(found)
+        if gradient is not None:
+            grads[name] = gradient
+    for name, calls in seen.items():
+        deltas = [next(found).flatten(0, -2) for _ in calls]
+        inputs = [x.detach().flatten(0, -2) for x, _ in calls]
+        if len(calls) > 1:
+            deltas, inputs = [torch.cat(deltas)], [torch.cat(inputs)]
+        grads[name] = Factors(deltas[0], inputs[0])
+    return loss.detach(), grads
+
+
+@contextmanager
+def _probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
+    """While this is open, a zero is added to the output of these linear layers.
+
+    Its gradient is delta, the gradient of the output, and the weight itself needs none.
+    """
+    seen: Seen = {}
+
+    def hook(name: str) -> Any:
+        def add(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            probe = torch.zeros_like(output, requires_grad=True)
+            seen.setdefault(name, []).append((args[0], probe))
+            return output + probe
+
+        return add
+
+    handles = [
+        module.get_submodule(name.rpartition(".")[0]).register_forward_hook(hook(name))
+        for name in weights
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,75 @@
+"""The device of a run, and what makes it repeat to the bit."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+SMALL = 1 << 20  # weights; below this handing products to other threads costs more than it saves
+
+
+def resolve(device: str | torch.device) -> torch.device:
+    """'auto' is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"There is no device {device!r}; give auto, cpu, cuda or cuda:0."
+        ) from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"This machine has no {device}; give --device cpu.")
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"{device} is not supported; give --device cpu or cuda.")
+    return found
+
+
+def described(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Deterministic kernels and, afterwards, torch's random state and settings as before."""
+    # cuBLAS reads it once, when it is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, torch.get_num_threads()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            cudnn.benchmark = False
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            cudnn.benchmark = before[1]
+            torch.set_num_threads(before[2])
+
+
+def settle_threads(weights: int) -> None:
+    """One thread for a small network; bits may depend on the number, so it is set by size alone."""
+    if weights < SMALL:
+        torch.set_num_threads(1)
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the device, so that a clock can be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """On a GPU what torch allocated at most, else the largest size of the process, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # which Windows lacks
+
+    scale = 1 if sys.platform == "darwin" else 1024  # where it counts in kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

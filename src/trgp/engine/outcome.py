@@ -1,0 +1,64 @@
+"""What a finished run has to say, as its result."""
+
+import hashlib
+import platform
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..methods.base import Method
+from ..results.metrics import acc, bwt
+from ..results.result import SCHEMA_VERSION, Result
+from .checkpoint import Position
+from .config import Config
+from .given import tensor_bytes
+from .machine import described, peak_memory
+from .tree import leaves, nbytes
+
+
+def outcome(config: Config, seed: int, method: Method, end: Position, command: str) -> Result:
+    """The result of a run that stands at its end."""
+    network, record = method.network, end.record
+    report = method.report(end.state)
+    selected = report.selected or {}
+    matrix = record.accuracy_matrix
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        command=command,
+        benchmark=config.benchmark,
+        method=config.method_name,
+        preset=config.preset,
+        seed=seed,
+        config=config.settings,
+        versions={
+            "trgp": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        device=described(network.device),
+        accuracy_matrix=matrix,
+        acc=acc(matrix),
+        bwt=None if method.about.joint else bwt(matrix),
+        curves=record.curves,
+        selected=[dict(selected.get(t, {})) for t in range(len(matrix))],
+        ranks=dict(report.ranks or {}),
+        seconds=record.seconds,
+        peak_memory_bytes=max(record.peak_memory_bytes, peak_memory(network.device)),
+        state_bytes=nbytes(end.state),
+        network_bytes=network.nbytes,
+        form=report.form,
+        changed=config.changed,
+        untrained=record.untrained,
+        digest=_digest(end),
+    )
+
+
+def _digest(end: Position) -> str:
+    """Of every final tensor, by name."""
+    total = hashlib.sha256()
+    for name, tensor in sorted([*end.params.items(), *leaves(end.state)]):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor_bytes(tensor))
+    return total.hexdigest()

@@ -1,0 +1,34 @@
+"""When the rate is cut and when a task ends."""
+
+import math
+from dataclasses import dataclass
+
+from .config import Training
+
+
+@dataclass
+class Schedule:
+    """The rate of the next epoch, by the validation losses so far."""
+
+    lr: float
+    epoch: int = 0  # finished ones
+    best: float = math.inf
+    waited: int = 0
+    over: bool = False
+
+    def after_epoch(self, valid_loss: float, training: Training) -> bool:
+        """Count an epoch; whether its weights are the best so far and worth keeping."""
+        self.epoch += 1
+        self.over = self.epoch >= training.epochs
+        if not training.patience:
+            return False
+        if valid_loss < self.best:
+            self.best = valid_loss
+            self.waited = 0
+            return True
+        self.waited += 1
+        if self.waited >= training.patience:
+            self.lr /= training.lr_factor
+            self.waited = 0
+            self.over = self.over or self.lr < training.lr_min
+        return False

@@ -1,0 +1,65 @@
+"""A method's state: tensors in nested dictionaries, which a file can hold as they are."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias, Union
+
+from torch import Tensor
+
+State: TypeAlias = Mapping[str, Union[Tensor, "State"]]
+
+
+def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its path, as 'memory/fc1/M'."""
+    for key, value in tree.items():
+        if "/" in key:
+            raise ValueError(f"The key {key!r} of a state holds a '/', which separates its levels.")
+        if isinstance(value, Tensor):
+            yield prefix + key, value
+        else:
+            yield from leaves(value, f"{prefix}{key}/")
+
+
+def from_leaves(tensors: Mapping[str, Tensor]) -> State:
+    """The inverse of `leaves`; an empty level has no tensor, and so no way back."""
+    tree: dict[str, Tensor | State] = {}
+    for path, tensor in tensors.items():
+        *levels, last = path.split("/")
+        level = tree
+        for key in levels:
+            level = level.setdefault(key, {})  # type: ignore[assignment]
+        level[last] = tensor
+    return tree
+
+
+def level(tree: State, *keys: str) -> State:
+    """What lies at a path; nothing where there is no such path."""
+    for key in keys:
+        below = tree.get(key, {})
+        if isinstance(below, Tensor):
+            raise TypeError(f"{'/'.join(keys)} is a tensor, not a level of the state.")
+        tree = below
+    return tree
+
+
+def tensors(tree: State) -> dict[str, Tensor]:
+    """The tensors of a level itself."""
+    return {key: value for key, value in tree.items() if isinstance(value, Tensor)}
+
+
+def put(tree: State, value: "Tensor | State", *keys: str) -> State:
+    """The tree with a value at a path, everything else shared with the old one."""
+    first, *rest = keys
+    return {**tree, first: put(level(tree, first), value, *rest) if rest else value}
+
+
+def mapped(function: Callable[[Tensor], Tensor], tree: State) -> State:
+    """The same tree with every tensor replaced."""
+    return {
+        key: function(value) if isinstance(value, Tensor) else mapped(function, value)
+        for key, value in tree.items()
+    }
+
+
+def nbytes(tree: State) -> int:
+    """What the tensors of a tree take."""
+    return sum(tensor.nbytes for _, tensor in leaves(tree))

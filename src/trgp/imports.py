@@ -1,0 +1,28 @@
+"""Users' own classes by the names they have on the command line."""
+
+import importlib
+import sys
+from typing import Any
+
+
+def imported(path: str, what: str) -> Any:
+    """What `module:name` says, from the current folder or wherever Python finds the module."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"{path!r} is no {what}; write it as module:Class.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current folder, which a console script's path lacks
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # A user's file can fail in any way; the sentence keeps which.
+        raise ValueError(
+            f"The module of --{what} {path} cannot be imported: {type(error).__name__}: {error}; "
+            "start in the folder that holds it, and see that it runs by itself."
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ValueError(
+            f"{module_name} has no '{name}'; see --{what} {path} for a slip of the pen."
+        ) from None

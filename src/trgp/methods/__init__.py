@@ -1,0 +1,55 @@
+"""The methods: each says in one short file what it changes about plain SGD."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..hints import meant
+from ..imports import imported
+from .base import About, Batch, Factors, Grads, Method, Params, Rate, Report, sgd
+from .finetune import Finetune
+from .gpm import GPMMethod
+from .multitask import Multitask
+from .single import Single
+from .trgp import TRGPMethod
+
+__all__ = [
+    "METHODS",
+    "About",
+    "Batch",
+    "Factors",
+    "Grads",
+    "Method",
+    "Params",
+    "Rate",
+    "Report",
+    "find",
+    "sgd",
+]
+
+METHODS: Mapping[str, type[Method]] = {
+    "finetune": Finetune,
+    "single": Single,
+    "multitask": Multitask,
+    "gpm": GPMMethod,
+    "trgp": TRGPMethod,
+}
+
+
+def find(name: str) -> type[Method]:
+    """A method by its name, or a user's own as `module:Class`."""
+    if ":" in name:
+        found = imported(name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise ValueError(f"{name} is no method; derive it from trgp.methods.Method.")
+        if not hasattr(found, "about"):
+            raise ValueError(f"{name} has no `about`; say in it what the method is and needs.")
+        for field in dataclasses.fields(found):
+            if field.default is field.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{name} has no default for its option '{field.name}'; give one.")
+        return found
+    if name not in METHODS:
+        raise ValueError(
+            f"There is no method {name!r}; {meant(name, METHODS)} One of your own is given as "
+            "module:Class."
+        )
+    return METHODS[name]

@@ -1,0 +1,140 @@
+"""What a method is: the places where it differs from plain SGD.
+
+A method is a frozen dataclass: its fields are its options, and the command line is made from them.
+What runs in every step (`loss`, `step`, `weights_for`) is pure functions of explicit tensors and
+depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine.tree import State
+
+if TYPE_CHECKING:
+    from ..engine.context import Context
+    from ..engine.network import Network
+
+Params = Mapping[str, Tensor]
+"""By its name in the network everything it computes with, buffers too, and a method's own
+trainable tensors beside them."""
+Rate = float | Tensor
+
+
+class Batch(NamedTuple):
+    """Samples of one task."""
+
+    x: Tensor
+    y: Tensor
+    task: int
+    head: int  # of the network, 0 where all tasks share one
+
+
+class Factors(NamedTuple):
+    """A linear layer's weight gradient as the factors it is made of: G = delta' x."""
+
+    delta: Tensor  # (b, o), the gradient of the layer's output
+    x: Tensor  # (b, n), its input
+
+
+Grads = Mapping[str, Tensor | Factors]
+
+
+@dataclass(frozen=True)
+class About:
+    """What `trgp list methods` says, and what the runner must know beforehand."""
+
+    family: str
+    stores: str
+    paper: str
+    task_id_at_test: bool
+    """Whether an old task must be named to be evaluated, heads apart."""
+    several_heads: bool = False
+    """Whether it needs a head for every task."""
+    joint: bool = False
+    """Whether all tasks are learnt at once, not one after another."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a method tells about a finished run, beside its accuracies."""
+
+    form: str | None = None
+    """Which of several equivalent computations it used."""
+    selected: Mapping[int, Mapping[str, list[int]]] | None = None
+    """By task and layer the old tasks it trusts, strongest first."""
+    ranks: Mapping[str, list[int]] | None = None
+    """By layer the protected directions after every task."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Plain SGD, of which every method is a change."""
+
+    about: ClassVar[About]
+    moving: ClassVar[tuple[str, ...]] = ()
+    """The keys of the state that a step changes: they are restored with the best weights."""
+
+    network: "ClassVar[Network]"  # of the one run it is bound to
+
+    def bind(self, network: "Network") -> Self:
+        """The method for one network, which its functions find as `self.network`."""
+        bound = copy(self)
+        vars(bound)["network"] = network  # no option, so no field, and the fields are frozen
+        return bound
+
+    def check(self) -> None:
+        """Refuse a network that the options do not fit, before anything is learnt."""
+
+    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+        """Before a task: the parameters to train and the state, in place of those in ctx."""
+        return ctx.params, ctx.state
+
+    def frozen(self, task: int) -> frozenset[str]:
+        """Names of what is not trained in a task."""
+        return frozenset()
+
+    def train_mode(self, task: int) -> None:
+        """Put the network in the mode it is trained in."""
+        self.network.module.train()
+
+    def factored(self, state: State, batch_size: int) -> frozenset[str]:
+        """Names of linear weights whose gradients `step` wants as factors."""
+        return frozenset()
+
+    def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
+        """The mean loss over a batch."""
+        weights = self.weights_for(params, state, batch.task)
+        return F.cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
+
+    def step(
+        self, params: Params, grads: Grads, state: State, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        """The parameters after a step, and those entries of the state that it changes.
+
+        `grads` holds what the loss depends on; everything else stays as it is.
+        """
+        return sgd(params, grads, lr), {}
+
+    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+        """After a task: the parameters to go on from and the state."""
+        return ctx.params, ctx.state
+
+    def weights_for(self, params: Params, state: State, task: int) -> Params:
+        """The parameters that the network computes with in a task, by their names in it."""
+        return params
+
+    def report(self, state: State) -> Report:
+        return Report()
+
+
+def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
+    """A plain step along all gradients that are no factors."""
+    moved = {
+        name: params[name] - lr * grad for name, grad in grads.items() if isinstance(grad, Tensor)
+    }
+    return {**params, **moved}

@@ -1,0 +1,126 @@
+"""A network's protected layers, their inputs, and what is known of the directions they use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..core.capture import Gram, GramCapture, observing
+from ..core.layers import Layer, Site
+from ..core.plan import Norm, Plan, make_plan
+from ..core.subspace import columns_of
+from ..engine.tree import State, level, tensors
+from .base import Batch, Params
+
+if TYPE_CHECKING:
+    from ..engine.network import Network
+
+
+@dataclass(frozen=True)
+class Protected:
+    """A layer and the names that its weight and biases have among the parameters."""
+
+    layer: Layer
+    names: tuple[str, ...]
+
+    @property
+    def factored(self) -> bool:
+        """Whether its gradient is a product of its outputs' gradients and its inputs."""
+        sites = self.layer.sites
+        return len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
+
+    def pack(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The parameters, or their gradients, as one (g, o, n) matrix."""
+        return self.layer.pack([named[name] for name in self.names])
+
+    def joined(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The same, and a gradient finds its way back through it."""
+        weight, *biases = (named[name] for name in self.names)
+        rows = (self.layer.groups, weight.shape[0] // self.layer.groups, -1)
+        return torch.cat([t.reshape(rows) for t in (weight, *biases)], 2).to(self.layer.dtype)
+
+    def unpack(self, W: Tensor, like: Params) -> dict[str, Tensor]:
+        """The matrix as parameters again."""
+        weight, *biases = self.names
+        kernel = W.shape[2] - len(biases)
+        parts = {weight: W[..., :kernel].reshape(like[weight].shape)}
+        for i, bias in enumerate(biases):
+            parts[bias] = W[..., kernel + i].reshape(like[bias].shape)
+        return {name: part.to(like[name].dtype) for name, part in parts.items()}
+
+
+def plan_of(module: nn.Module, separate_heads: bool, norm: Norm) -> Plan:
+    """What is protected: every layer, but no head that only one task uses."""
+    return make_plan(module, ["heads"] if separate_heads else [], [], norm)
+
+
+def protected_layers(module: nn.Module, plan: Plan) -> dict[str, Protected]:
+    """The layers of a plan, in the order of the network."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {
+        name: Protected(layer, tuple(names[id(p)] for p in layer.params))
+        for name, layer in plan.layers.items()
+    }
+
+
+@dataclass
+class Directions:
+    """What a layer protects, M (g, n, m), and where old tasks' bases lie in it."""
+
+    M: Tensor
+    ranks: Tensor
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    loose: dict[int, Tensor] = field(default_factory=dict)
+    """By task a direction (g, n, 1) of its basis that M does not hold."""
+
+    @classmethod
+    def read(cls, state: State, layer: Layer) -> "Directions":
+        """Of a layer, from a method's state; none before the first task."""
+        kept = level(state, "memory", layer.name)
+        if kept:
+            masks = {int(t): mask for t, mask in tensors(level(kept, "masks")).items()}
+            loose = {int(t): u for t, u in tensors(level(kept, "loose")).items()}
+            own = tensors(kept)
+            return cls(own["M"], own["ranks"], masks, loose)
+        g, _, n = layer.shape
+        like = layer.weight.param
+        M = torch.zeros(g, n, 0, dtype=layer.dtype, device=like.device)
+        return cls(M, torch.zeros(g, dtype=torch.long, device=like.device))
+
+    def state(self) -> State:
+        """As a method's state holds it."""
+        return {
+            "M": self.M,
+            "ranks": self.ranks,
+            "masks": {str(t): mask for t, mask in self.masks.items()},
+            "loose": {str(t): u for t, u in self.loose.items()},
+        }
+
+    def basis(self, task: int) -> Tensor:
+        """B_j (g, n, r_j)."""
+        columns = columns_of(self.M, self.masks[task])
+        return torch.cat([columns, self.loose[task]], 2) if task in self.loose else columns
+
+
+@torch.no_grad()
+def input_grams(
+    network: "Network",
+    layers: Mapping[str, Protected],
+    weights: Params,
+    batch: Batch,
+    images: Sequence[int] = (),
+) -> dict[str, Gram]:
+    """A = R R' of every layer's inputs in a batch, or of its first `images` ones by layer."""
+    capture = GramCapture(each.layer for each in layers.values())
+    limits = dict(zip(layers, images, strict=True)) if images else {}
+
+    def show(layer: Layer, site: Site, x: Tensor) -> None:
+        capture(layer, site, x[: limits.get(layer.name)])
+
+    network.module.eval()
+    with observing((each.layer for each in layers.values()), show):
+        network(weights, batch.x, batch.head)
+    capture.finite()
+    return capture.grams

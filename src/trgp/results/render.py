@@ -1,0 +1,297 @@
+"""Results for the eye: one configuration, all of them, one run, and two against each other.
+
+Tasks are counted from 1 here, accuracies are in per cent, and what is not defined is a dash.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..benchmarks import PAPER
+from ..benchmarks.common import Published
+from . import layout
+from .layout import NONE, Grid, pairs, plain, points, shown, size, spread, stacked, table
+from .metrics import Spread
+from .paired import p_value
+from .result import Result, Results
+from .store import Found
+
+FIGURES = {"ACC": "acc", "BWT": "bwt", "mean A_ii": "mean_diagonal", "forgetting": "forgetting"}
+PHASES = ("training", "bases", "selection", "evaluation")
+NAMES = ("benchmark", "method", "preset")
+NUMBERS = ("seeds", "ACC", "BWT", "A_ii", "memory", "time", "paper")
+_UNDEFINED = Spread(None, None, 0)
+
+
+def summary(results: Results, paper: Published | None) -> RenderableType:
+    """What a run ends with: accuracies, figures beside the paper's, time and memory."""
+    first = results.runs[0]
+    rows = {"memory held": _held(results), "peak memory": size(_mean(results, _peak))}
+    forms = {run.form for run in results if run.form is not None}
+    if forms:
+        rows["form"] = ", ".join(sorted(forms))
+    if first.changed:
+        rows["changed"] = layout.settings(first.changed)
+    seeds = ", ".join(str(run.seed) for run in results)
+    return stacked(
+        [
+            plain(f"{first.method} on {first.benchmark}, preset {first.preset}, seed {seeds}"),
+            _matrix([run.accuracy_matrix for run in results]),
+            _figures(results, paper),
+            _times([run.seconds for run in results]),
+            pairs(rows),
+        ]
+    )
+
+
+def paper_of(run: Result) -> Published | None:
+    """What the paper has for a run of all its tasks; of fewer it has nothing to compare with."""
+    return None if "tasks" in run.changed else PAPER.get(run.benchmark, {}).get(run.method)
+
+
+def main_table(found: Found) -> RenderableType:
+    """One row a configuration, by benchmark, the best ACC first."""
+    made = table(NAMES, NUMBERS, gap=1)
+    for row in _rows(found):
+        made.add_row(*map(plain, row))
+    return made
+
+
+def as_markdown(found: Found) -> str:
+    """The main table in Markdown."""
+    ruler = ["---"] * len(NAMES) + ["---:"] * len(NUMBERS)
+    rows = [[_escaped(cell) for cell in row] for row in _rows(found)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in ([*NAMES, *NUMBERS], ruler, *rows))
+
+
+def details(result: Result) -> RenderableType:
+    """All that is known of one run."""
+    made = table(["setting", "value", ""], [])
+    for key, value in result.config.items():
+        note = "changed from the preset" if key in result.changed else ""
+        made.add_row(plain(key), plain(shown(value)), note)
+    parts: list[RenderableType] = [
+        pairs(
+            {
+                "command": result.command,
+                "benchmark": result.benchmark,
+                "method": result.method,
+                "preset": result.preset,
+                "seed": result.seed,
+                "device": result.device,
+                "versions": ", ".join(f"{name} {v}" for name, v in result.versions.items()),
+                "form": result.form or NONE,
+                "memory held": _held([result]),
+                "peak memory": size(result.peak_memory_bytes),
+                "digest": result.digest or NONE,
+            }
+        ),
+        made,
+        _matrix([result.accuracy_matrix]),
+        _figures(Results((result,)), None),
+    ]
+    if any(result.selected):
+        made = table(["task", "old tasks in the trust region by layer, strongest first"], [])
+        for t, layers in enumerate(result.selected):
+            made.add_row(str(t + 1), plain(_trusted(layers)))
+        parts.append(made)
+    if any(result.ranks.values()):
+        ranks = [(layer, list(map(str, ranks))) for layer, ranks in result.ranks.items()]
+        parts.append(Grid("Protected directions after each task", "layer", ranks))
+    if result.curves:
+        accuracies = [_validated(curve, result.config) for curve in result.curves]
+        counts = [str(len(curve.get("valid_loss", []))) for curve in result.curves]
+        rows = [("accuracy", accuracies), ("epochs", counts)]
+        parts.append(Grid("Validation of the weights that each task kept", "", rows))
+    return stacked([*parts, _times([result.seconds])])
+
+
+def comparison(a: Results, b: Results) -> RenderableType:
+    """Two configurations side by side, with a paired t-test over the seeds that both have."""
+    parts: list[RenderableType] = []
+    same = a.runs[0].benchmark == b.runs[0].benchmark
+    if not same:
+        warning = "Warning: the benchmarks differ, so that the figures do not compare."
+        parts.append(Text(warning, style="yellow"))
+    parts.append(_differing(_shared(a), _shared(b)))
+    sides = [{run.seed: run for run in side} for side in (a, b)]
+    seeds = sorted(sides[0].keys() & sides[1].keys()) if same else []
+    tested = len(seeds) > 1
+    made = table([""], ["A", "B", "B - A", *(["p"] if tested else [])])
+    for name, attribute in FIGURES.items():
+        x, y = getattr(a, attribute), getattr(b, attribute)
+        row = [name, spread(x), spread(y), points(_difference(x, y), "+")]
+        if tested:
+            u, v = ([getattr(side[seed], attribute) for seed in seeds] for side in sides)
+            row.append(_p(None if None in u + v else p_value(u, v)))
+        made.add_row(*row)
+    measures: list[tuple[str, Callable[[Result], float], Callable[[float], str]]] = [
+        ("time", _total, layout.duration),
+        ("memory held", _state, size),
+        ("peak memory", _peak, size),
+    ]
+    for name, measure, written in measures:
+        before, after = _mean(a, measure), _mean(b, measure)
+        sign = "-" if after < before else "+"
+        made.add_row(name, written(before), written(after), sign + written(abs(after - before)))
+    parts.append(made)
+    if tested:
+        listed = ", ".join(map(str, seeds))
+        parts.append(Text(f"p: paired t-test, two-sided, over the seeds {listed}"))
+    return stacked(parts)
+
+
+def _rows(found: Found) -> Iterator[tuple[str, ...]]:
+    """The cells of the main table."""
+
+    def place(results: Results) -> tuple[str, float]:
+        return results.runs[0].benchmark, -_mean(results, lambda run: run.acc)
+
+    for results in sorted(found.results, key=place):
+        run = results.runs[0]
+        changed = layout.shortened(layout.settings(run.changed))
+        paper = paper_of(run)
+        yield (
+            run.benchmark,
+            run.method,
+            f"{run.preset} ({changed})" if changed else run.preset,
+            str(len(results)),
+            spread(results.acc, "±"),
+            spread(results.bwt, "±"),
+            points(results.mean_diagonal.mean),
+            size(_mean(results, _state)),
+            layout.duration(_mean(results, _total)),
+            NONE if paper is None else f"{paper.acc:.2f}",
+        )
+
+
+def _escaped(cell: str) -> str:
+    """A cell of which Markdown makes nothing else."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", plain(cell).plain)
+
+
+def _matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> Grid:
+    """The accuracy matrix, mean over seeds, blank where a task was not evaluated."""
+    T = len(matrices[0])
+    decimals = 1 if T <= 12 else 0  # so that twenty tasks have room beside each other
+
+    def cell(i: int, j: int) -> str:
+        values = [R[i][j] for R in matrices]
+        known = [value for value in values if value is not None]
+        whole = len(known) == len(values)
+        return f"{100 * statistics.fmean(known):.{decimals}f}" if whole else ""
+
+    rows = [(str(i + 1), [cell(i, j) for j in range(T)]) for i in range(T)]
+    return Grid("Accuracy on every task (columns) after each (rows), %", "", rows)
+
+
+def _figures(results: Results, paper: Published | None) -> RenderableType:
+    """What is read off the matrix, over the seeds, and what the paper has."""
+    figures = {name: getattr(results, attribute) for name, attribute in FIGURES.items()}
+    if results.fwt.mean is not None:
+        figures["FWT"] = results.fwt
+    columns = ["here"] if paper is None else ["here", "paper", "difference"]
+    made = table([""], columns, title="Figures, %")
+    published = {} if paper is None else _published(paper)
+    for name, figure in figures.items():
+        theirs = published.get(name, _UNDEFINED)
+        row = [spread(figure), spread(theirs), points(_difference(theirs, figure), "+")]
+        made.add_row(name, *row[: len(columns)])
+    return made
+
+
+def _published(paper: Published) -> dict[str, Spread]:
+    """The paper's figures as fractions."""
+    acc, std, bwt = (None if value is None else value / 100 for value in paper)
+    return {"ACC": Spread(acc, std, 0), "BWT": Spread(bwt, None, 0)}
+
+
+def _times(runs: Sequence[Sequence[Mapping[str, float]]]) -> RenderableType:
+    """Time by task and phase, mean over seeds."""
+    known = {phase for tasks in runs for task in tasks for phase in task}
+    phases = [phase for phase in PHASES if phase in known] + sorted(known - {*PHASES})
+    made = table(["task"], [*phases, "all"], title="Time")
+    total = [0.0] * (len(phases) + 1)
+    for t, tasks in enumerate(zip_longest(*runs, fillvalue={})):
+        means = [statistics.fmean(task.get(phase, 0.0) for task in tasks) for phase in phases]
+        means.append(sum(means))
+        total = [sum(pair) for pair in zip(total, means, strict=True)]
+        made.add_row(str(t + 1), *map(layout.duration, means))
+    made.add_row("all", *map(layout.duration, total), style="bold")
+    return made
+
+
+def _held(results: Sequence[Result]) -> str:
+    copies = _mean(results, lambda run: run.state_bytes / run.network_bytes)
+    return f"{size(_mean(results, _state))}, {copies:.2f} copies of the network"
+
+
+def _trusted(layers: Mapping[str, Sequence[int]]) -> str:
+    """The old tasks that a task selected."""
+    chosen = (
+        f"{layer}: {', '.join(str(task + 1) for task in tasks)}"
+        for layer, tasks in layers.items()
+        if tasks
+    )
+    return "; ".join(chosen) or NONE
+
+
+def _validated(curve: Mapping[str, Sequence[float]], config: Mapping[str, Any]) -> str:
+    """The validation accuracy of a task in the end."""
+    epochs = list(zip(curve.get("valid_loss", []), curve.get("valid_accuracy", []), strict=False))
+    if not epochs:
+        return NONE
+    # With a patience the best weights are restored, else the last ones stay.
+    _, accuracy = min(epochs, key=lambda epoch: epoch[0]) if config.get("patience") else epochs[-1]
+    return f"{100 * accuracy:.1f}"
+
+
+def _shared(results: Results) -> dict[str, Any]:
+    """What all seeds of a configuration have in common, settings and what surrounds them."""
+    first = results.runs[0]
+    around = {name: getattr(first, name) for name in ("benchmark", "method", "preset", "device")}
+    return around | {
+        key: value
+        for key, value in first.config.items()
+        if all(run.config.get(key) == value for run in results)
+    }
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> RenderableType:
+    made = table(["setting", "A", "B"], [], title="What differs")
+    for key in {**a, **b}:
+        cells = [shown(side[key]) if key in side else NONE for side in (a, b)]
+        if cells[0] != cells[1]:
+            made.add_row(plain(key), *map(plain, cells))
+    return made if made.row_count else Text("The settings are the same.")
+
+
+def _difference(a: Spread, b: Spread) -> float | None:
+    return None if a.mean is None or b.mean is None else b.mean - a.mean
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _mean(results: Iterable[Result], measure: Callable[[Result], float]) -> float:
+    return statistics.fmean(map(measure, results))
+
+
+def _total(run: Result) -> float:
+    return sum(sum(task.values()) for task in run.seconds)
+
+
+def _state(run: Result) -> float:
+    return run.state_bytes
+
+
+def _peak(run: Result) -> float:
+    return run.peak_memory_bytes

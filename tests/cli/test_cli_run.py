@@ -1,0 +1,198 @@
+"""`trgp run`: what it shows, writes and records."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_calls import SMALL, Trgp
+
+from trgp.engine.config import configure
+from trgp.results.store import read
+
+METHOD = '''
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, ClassVar
+
+from trgp.methods import About, Method
+
+
+@dataclass(frozen=True)
+class Lazy(Method):
+    """Learns less."""
+
+    about: ClassVar[About] = About("own", "nothing", "-", task_id_at_test=False)
+    share: float = 1.0
+    """How much of a step is taken."""
+    names: list[str] = field(default_factory=lambda: ["a"])
+
+    def step(self, params, grads, state, lr):
+        return super().step(params, grads, state, lr * self.share)
+
+
+class Renamed(Lazy):
+    pass
+
+
+@dataclass(frozen=True)
+class Clashing(Lazy):
+    quiet: int = 3
+
+
+@dataclass(frozen=True)
+class Functional(Lazy):
+    key: Callable[..., Any] = len
+
+
+@dataclass(frozen=True)
+class Unknown(Lazy):
+    of: Nothing = 3
+
+
+@dataclass(frozen=True)
+class Needy(Lazy):
+    wanted: int = field(kw_only=True)
+
+
+class Broken(Lazy):
+    def step(self, params, grads, state, lr):
+        return 1 / 0
+'''
+
+
+def test_a_run_shows_its_results_and_where_they_lie(trgp: Trgp, here: Path) -> None:
+    code, out, err = trgp("run", *SMALL, "--lr", "0.30000000000000004", "--quiet")
+    assert (code, err) == (0, "")
+    assert "ACC" in out
+    folder = out.splitlines()[-1].removeprefix("Results: ")
+    (result,) = read(here / folder)
+    changed = {"tasks": 2, "epochs": 1, "lr": 0.30000000000000004}
+    assert result.changed == changed
+    assert result.command == "trgp run permuted-digits --tasks 2 --epochs 1 --lr " + (
+        "0.30000000000000004 --quiet"
+    )
+    config = configure("permuted-digits", "trgp", "paper", **changed)
+    assert result.config == json.loads(json.dumps(config.settings))
+
+
+def test_progress_without_a_terminal_is_a_line_a_task(trgp: Trgp) -> None:
+    code, _, err = trgp("run", *SMALL, "--seed", "7")
+    assert code == 0
+    lines = err.splitlines()
+    assert lines[0].startswith("seed 7, task 1/2: mean accuracy ")
+    assert lines[1].startswith("seed 7, task 2/2: mean accuracy ")
+    assert lines[2].startswith("seed 7: ACC ")
+    assert len(lines) == 3
+
+
+def test_a_finished_run_is_shown_not_repeated(trgp: Trgp, here: Path) -> None:
+    trgp("run", *SMALL)
+    (stored,) = here.rglob("result.json")
+    before = stored.stat()
+    code, out, err = trgp("run", *SMALL, "--seeds", "2")
+    assert code == 0
+    assert "task" not in err.splitlines()[0]
+    assert "(finished before, not repeated)" in err.splitlines()[0]
+    assert "not repeated without --fresh: seed 0\n" in out
+    assert out.splitlines()[-1].endswith(stored.parent.parent.name)
+    assert stored.stat().st_mtime_ns == before.st_mtime_ns
+    code, out, err = trgp("run", *SMALL, "--fresh")
+    assert "not repeated" not in out + err
+    assert stored.stat().st_mtime_ns > before.st_mtime_ns
+
+
+def test_the_log_is_a_line_of_json_an_event(trgp: Trgp, here: Path) -> None:
+    command = ("run", *SMALL, "--quiet", "--log-json", "log.jsonl")
+    for _ in range(2):  # the second, of a stored result, is appended
+        assert trgp(*command).code == 0
+    events = [json.loads(line) for line in (here / "log.jsonl").read_text().splitlines()]
+    assert [event.pop("event") for event in events] == [
+        "run_started",
+        "epoch_finished",
+        "task_finished",
+        "epoch_finished",
+        "task_finished",
+        "run_finished",
+        "run_finished",
+    ]
+    assert events[0]["tasks"] == 2
+    assert events[2]["accuracies"][1] is None
+    assert [event["stored"] for event in events[-2:]] == [False, True]
+
+
+def test_the_log_on_stdout_leaves_the_summary_to_stderr(trgp: Trgp) -> None:
+    code, out, err = trgp("run", *SMALL, "--quiet", "--log-json", "-")
+    assert code == 0
+    assert [json.loads(line)["event"] for line in out.splitlines()][-1] == "run_finished"
+    assert "ACC" in err
+
+
+def test_a_log_that_cannot_be_written(trgp: Trgp, here: Path) -> None:
+    (here / "log").symlink_to("/dev/full/no")
+    code, _, err = trgp("run", *SMALL, "--quiet", "--log-json", "log")
+    assert code == 1
+    assert "--log-json log cannot be written" in err
+
+
+def test_paths_and_names_of_ones_own(trgp: Trgp, here: Path) -> None:
+    (here / "lazy_methods.py").write_text(METHOD)
+    code, out, _ = trgp("run", "--quiet", *SMALL, "--method", "lazy_methods:Lazy", "--share=0.5")
+    assert code == 0
+    assert "share=0.5" in out
+    code, out, _ = trgp("run", *SMALL, "--method", "lazy_methods:Renamed", "--names", "b,c")
+    assert code == 0
+    assert "names=b,c" in out
+    _, out, _ = trgp("run", *SMALL, "--method", "lazy_methods:Lazy", "--help")
+    assert "How much of a step is taken. (default: 1.0)" in out
+    for name, says in {
+        "Clashing": "has a field 'quiet', which means something else here already",
+        "Unknown": "The type Nothing of Unknown.of is not known",
+        "Needy": "wanted",
+    }.items():
+        code, _, err = trgp("run", *SMALL, "--method", f"lazy_methods:{name}")
+        assert code == 2
+        assert says in err
+    code, _, err = trgp("run", *SMALL, "--method", "lazy_methods:Functional", "--key", "abs")
+    assert code == 2
+    assert "which a result cannot hold" in err
+    with pytest.raises(ZeroDivisionError):
+        trgp("run", *SMALL, "--method", "lazy_methods:Broken")
+
+
+def test_a_run_that_fails(trgp: Trgp) -> None:
+    code, out, err = trgp("run", *SMALL, "--method", "finetune", "--lr", "1e30", "--quiet")
+    assert (code, out) == (1, "")
+    assert err.startswith("trgp: The training diverged")
+    (code, _, err) = trgp("run", *SMALL, "--out", "/dev/null/runs")
+    assert code == 1
+    assert "give another --out" in err
+
+
+def test_the_mean_is_over_the_tasks_that_were_learnt(trgp: Trgp) -> None:
+    code, _, err = trgp("run", *SMALL, "--evaluate-unseen", "--log-json", "log")
+    assert code == 0
+    rows = [json.loads(line) for line in Path("log").read_text().splitlines()]
+    first = next(row["accuracies"] for row in rows if row["event"] == "task_finished")
+    assert f"task 1/2: mean accuracy {100 * first[0]:.2f} %" in err
+    assert first[1] is not None
+
+
+def test_methods_without_fields_and_tasks_learnt_at_once(trgp: Trgp) -> None:
+    for method in ("multitask", "single"):
+        code, _, err = trgp("run", *SMALL, "--method", method)
+        assert code == 0
+        last = err.splitlines()[-2]  # of the last task, above that of the run
+        assert last.split("accuracy ")[1].split()[0] == err.split("ACC ")[1].split()[0]
+
+
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
+    trgp: Trgp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trgp.cli.run.run", interrupted)
+    code, _, err = trgp("run", "split-digits", "--fresh", "--out", "my runs")
+    assert code == 130
+    assert err == "trgp: Interrupted. Go on with: trgp run split-digits --out 'my runs'\n"
