@@ -50,7 +50,10 @@ def write_tensors(
     held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta)
     with whole(path) as draft:
-        save_file(held, draft, metadata={"trgp": text, "sha256": checksum(text, held)})
+        try:
+            save_file(held, draft, metadata={"trgp": text, "sha256": checksum(text, held)})
+        except SafetensorError as error:  # a full disk, say
+            raise OSError(str(error)) from error
 
 
 def read_tensors(

@@ -1,5 +1,6 @@
 """Options given as a number, as a number per layer, or as a schedule over layers and tasks."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
@@ -45,6 +46,14 @@ def check_count(name: str, value: int) -> int:
     if not whole or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return int(value)
+
+
+def check_number(name: str, value: float, *, above: float) -> float:
+    """A finite number above a bound."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not above < value <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number above {above:g}, not {value!r}.")
+    return float(value)
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:

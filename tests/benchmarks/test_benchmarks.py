@@ -1,5 +1,6 @@
 """Task sequences: sizes, labels, disjointness, seeds, the published quirks, networks, refusals."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from small_sets import SMALL, write_small
 from torch import Tensor
 
 from trgp import data
-from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, load
+from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, entry, load
 from trgp.benchmarks.cifar100_superclass import ORDERS, scramble
 from trgp.benchmarks.common import Request, shuffled
 from trgp.data import NORMALISATION, ImageSet, Tensors
@@ -373,3 +374,17 @@ def test_sets_of_the_real_length_give_the_published_sizes(
     found = [sizes(task) for task in load(name).tasks]
     expected = [parts for _, parts in PUBLISHED[name]]
     assert found == (expected if len(expected) > 1 else expected * TASKS[name])
+
+
+@pytest.mark.parametrize("name", ["permuted-digits", "split-digits"])
+def test_the_presets_of_digits_are_what_was_chosen_on_validation_data(name: str) -> None:
+    """The best of every method in the record of the choice, which never looked at the test set."""
+    records = Path(__file__).parents[2] / "records"
+    cells = json.loads((records / f"choose-{name}.json").read_text())["cells"]
+    for method in {cell["method"] for cell in cells}:
+        tried = [cell for cell in cells if cell["method"] == method and cell["acc"] is not None]
+        best = max(tried, key=lambda cell: cell["acc"])
+        preset = entry(name).presets["paper"].settings(method)
+        for key in best.keys() - {"method", "acc", "bwt"}:
+            value = preset[key]
+            assert best[key] == (value[0] if isinstance(value, tuple) else value), (method, key)

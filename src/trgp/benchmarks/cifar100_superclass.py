@@ -74,6 +74,7 @@ class Options(common.Options):
     seed 0."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.order, str) or self.order not in ORDERS:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}.")
 

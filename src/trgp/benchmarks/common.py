@@ -61,6 +61,10 @@ class Options:
     model: str | None = None
     """Another network, as module:Class or module:function (None: the papers' own)."""
 
+    def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self.model, str):
+            raise ValueError(f"model must be a text as module:Class, not {self.model!r}.")
+
 
 @dataclass(frozen=True)
 class Preset:

@@ -19,12 +19,12 @@ class Part(NamedTuple):
 
 
 def cuts(n: int, size: int) -> list[slice]:
-    """0 to n in pieces of a size; a last piece of one joins the one before.
+    """0 to n in pieces of a size; a last piece of one, where they are larger, joins that before.
 
     BatchNorm has no statistics of a single sample.
     """
     starts = list(range(0, n, size))
-    if len(starts) > 1 and n - starts[-1] == 1:
+    if len(starts) > 1 and n - starts[-1] == 1 < size:
         starts.pop()
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
 

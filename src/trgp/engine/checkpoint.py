@@ -20,6 +20,7 @@ from .schedule import Schedule
 from .tree import State, from_leaves, leaves, mapped
 
 FORMAT = 1
+TASK, EPOCH = "task.safetensors", "epoch.safetensors"
 
 
 @dataclass
@@ -51,10 +52,12 @@ class Checkpoints:
     def __init__(self, folder: Path, run: Mapping[str, Any], device: torch.device) -> None:
         """`run` says which run this is; the checkpoint of another is refused."""
         self.folder = folder
-        self._task_file = folder / "task.safetensors"
-        self._epoch_file = folder / "epoch.safetensors"
+        self._task_file = folder / TASK
+        self._epoch_file = folder / EPOCH
         self._run = dict(run)
         self._device = device
+        for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
+            draft.unlink()  # of a writer that was killed
 
     def save_task(self, position: Position) -> Position:
         """At the beginning of a task; the position to go on from."""
@@ -66,9 +69,6 @@ class Checkpoints:
 
     def load(self) -> Position | None:
         """Where the run was interrupted, or None where it has not begun."""
-        for file in (self._task_file, self._epoch_file):
-            for draft in file.parent.glob(f".{file.name}.*"):  # of a writer that was killed
-                draft.unlink()
         if not self._task_file.exists():
             return None
         begun = self._read(self._task_file)
@@ -78,12 +78,6 @@ class Checkpoints:
                 later.state = {**begun.state, **later.state}
                 return later
         return begun
-
-    def clear(self) -> None:
-        """Forget the run."""
-        # The task's file last: an epoch's file alone is never read.
-        self._task_file.unlink(missing_ok=True)
-        self._epoch_file.unlink(missing_ok=True)
 
     def _save(self, path: Path, position: Position, state: State) -> Position:
         tensors = _named("params", position.params) | _named("state", state)
@@ -138,6 +132,13 @@ class Checkpoints:
             record=Record(**meta["record"]),
             best=best,
         )
+
+
+def clear(folder: Path) -> None:
+    """Forget the run."""
+    # The task's file first: an epoch's file alone is never read.
+    for name in (TASK, EPOCH):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _settled(position: Position) -> Position:

@@ -6,14 +6,16 @@ import inspect
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from .. import benchmarks, methods
 from ..benchmarks import Options
 from ..hints import meant
 from ..imports import imported
 from ..methods import Method
-from ..options import check_count
+from ..options import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,10 @@ class Training:
             check_count(name, getattr(self, name))
         if self.score_on not in ("test", "validation"):
             raise ValueError(f"score_on must be test or validation, not {self.score_on!r}.")
-        if self.patience != 0:
+        if self.patience != 0 or isinstance(self.patience, bool):
             check_count("patience", self.patience)
         for name, least in (("lr", 0.0), ("lr_min", 0.0), ("lr_factor", 1.0)):
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= least:
-                raise ValueError(f"{name} must be a finite number above {least:g}, not {value!r}.")
+            check_number(name, getattr(self, name), above=least)
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,8 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
     chosen: dict[str, dict[str, Any]] = {part: {} for part in kinds}
     for key, value in (settings | changes).items():
         chosen[owner[key]][key] = value
+        if isinstance(getattr(kinds[owner[key]], key), bool) and not isinstance(value, bool):
+            raise ValueError(f"{key} must be True or False, not {value!r}.")
     parts = {part: make(**chosen[part]) for part, make in kinds.items()}
     config = Config(benchmark, method, preset, **parts)
     for key, value in config.settings.items():
@@ -140,11 +141,21 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
+_SOURCES: "WeakKeyDictionary[ModuleType, str]" = WeakKeyDictionary()
+
+
 def _source(path: str, what: str) -> str:
-    """A checksum of a user's module: another text is another configuration."""
+    """A checksum of a user's module: another text is another configuration.
+
+    Read when it is first used: what the file holds later is not what runs.
+    """
     module = inspect.getmodule(imported(path, what))
-    try:
-        text = inspect.getsource(module)  # type: ignore[arg-type]
-    except (OSError, TypeError):
+    if module is None:
         return "unknown"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    if module not in _SOURCES:
+        try:
+            text = inspect.getsource(module)
+        except (OSError, TypeError):
+            text = ""
+        _SOURCES[module] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _SOURCES[module]

@@ -12,6 +12,7 @@ from .errors import RunError
 from .gradients import loss_and_gradients
 from .tree import State
 
+LARGE = "the largest weights are in"
 LIMIT = 1e6  # a mean loss above this is no training any more
 
 
@@ -21,8 +22,8 @@ class DivergenceError(RunError):
     def __init__(self, task: int, epoch: int, step: int, layer: str, what: str) -> None:
         super().__init__(
             f"The training diverged in task {task}, epoch {epoch + 1}, step {step}: {what} "
-            f"'{layer}'. Try a smaller --lr, or for trgp a smaller --scale-rate; epochs "
-            "finished before are kept."
+            f"'{layer}'. Try a smaller --lr, or for trgp a smaller --scale-rate, and see that the "
+            "data is finite; epochs finished before are kept."
         )
         self.task, self.epoch, self.step, self.layer = task, epoch, step, layer
 
@@ -35,29 +36,36 @@ def locate(
     lr: float,
     trained: Collection[str],
     factored: Collection[str],
-) -> tuple[int, str, str]:
+) -> tuple[int, str, str] | None:
     """The step, the layer and what was wrong there, by going through the epoch once more.
+
+    None where every step is sound.
 
     Nothing is looked at while training, since looking would make every step wait for the device.
     """
-    last = 0
-    layer = next(iter(params))
-    for last, batch in enumerate(batches, 1):
+    step = 0
+    for step, batch in enumerate(batches, 1):
         with _watched(method.network.module) as odd:
             loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
         if odd:
-            return last, odd[0], "an output is infinite or no number in layer"
+            return step, odd[0], "an output is infinite or no number in layer"
         if not float(loss) <= LIMIT:
-            return last, method.network.module.__class__.__name__, f"the loss is {float(loss):g} of"
+            return step, _largest(params, trained), f"the loss is {float(loss):g}; {LARGE}"
         with torch.no_grad():
             params, changes = method.step(params, grads, state, lr)
         state = {**state, **changes}
-        sizes = {name: float(params[name].abs().max()) for name in params if params[name].numel()}
-        for name, largest in sizes.items():
-            if not largest < float("inf"):
-                return last, name, "after the update an entry is infinite or no number in"
-        layer = max(sizes, key=lambda name: sizes[name])
-    return last, layer, "the mean loss exceeded all bounds, with the largest weights in"
+        for name in trained:
+            if not bool(params[name].isfinite().all()):
+                return step, name, "after the update an entry is infinite or no number in"
+    with torch.no_grad():
+        loss = method.loss(params, state, batch)
+    if not float(loss) <= LIMIT:
+        return step, _largest(params, trained), f"after it the loss is {float(loss):g}; {LARGE}"
+    return None
+
+
+def _largest(params: Params, trained: Collection[str]) -> str:
+    return max(trained, key=lambda name: float(params[name].abs().max()))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What the user gave as a benchmark: a name, a file or tensors."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,12 +46,28 @@ def tensors(config: Config, tasks: Tasks, network: Callable[[], nn.Module]) -> t
             for tensor in samples:
                 if not isinstance(tensor, Tensor):
                     raise TypeError("A task is ((x, y), (x, y)), train and test, of four tensors.")
+                total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 total.update(tensor_bytes(tensor))
+    total.update(_described(network).encode())
 
     def load(seed: int, device: torch.device) -> Benchmark:
         return benchmarks.from_tensors(tasks, network, seed=seed, device=device)
 
     return replace(config, data_source=total.hexdigest()[:16]), load
+
+
+def _described(network: Callable[[], nn.Module]) -> str:
+    """What a network is made of, and the text of its class where there is one to read."""
+    with torch.random.fork_rng(devices=[]):
+        module = network()
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"network made a {type(module).__name__}, not an nn.Module.")
+    shapes = {name: (p.dtype, tuple(p.shape)) for name, p in module.named_parameters()}
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):
+        source = ""
+    return f"{module} {shapes} {source}"
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:

@@ -36,11 +36,12 @@ def loss_and_gradients(
         if gradient is not None:
             grads[name] = gradient
     for name, calls in seen.items():
-        deltas = [next(found).flatten(0, -2) for _ in calls]
-        inputs = [x.detach().flatten(0, -2) for x, _ in calls]
-        if len(calls) > 1:
-            deltas, inputs = [torch.cat(deltas)], [torch.cat(inputs)]
-        grads[name] = Factors(deltas[0], inputs[0])
+        pairs = [(next(found), x.detach()) for x, _ in calls]
+        used = [(delta.flatten(0, -2), x.flatten(0, -2)) for delta, x in pairs if delta is not None]
+        if len(used) == 1:
+            grads[name] = Factors(*used[0])
+        elif used:
+            grads[name] = Factors(*(torch.cat(parts) for parts in zip(*used, strict=True)))
     return loss.detach(), grads
 
 
@@ -53,15 +54,17 @@ def _probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
     seen: Seen = {}
 
     def hook(name: str) -> Any:
-        def add(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def add(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
             probe = torch.zeros_like(output, requires_grad=True)
-            seen.setdefault(name, []).append((args[0], probe))
+            seen.setdefault(name, []).append((args[0] if args else kwargs["input"], probe))
             return output + probe
 
         return add
 
     handles = [
-        module.get_submodule(name.rpartition(".")[0]).register_forward_hook(hook(name))
+        module.get_submodule(name.rpartition(".")[0]).register_forward_hook(
+            hook(name), with_kwargs=True
+        )
         for name in weights
     ]
     try:

@@ -41,16 +41,22 @@ def repeatable(device: torch.device) -> Iterator[None]:
     # cuBLAS reads it once, when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     cudnn = torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, torch.get_num_threads()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    before = cudnn.benchmark, torch.get_num_threads()
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         try:
             torch.use_deterministic_algorithms(True, warn_only=True)
             cudnn.benchmark = False
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0])
-            cudnn.benchmark = before[1]
-            torch.set_num_threads(before[2])
+            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            cudnn.benchmark = before[0]
+            torch.set_num_threads(before[1])
 
 
 def settle_threads(weights: int) -> None:

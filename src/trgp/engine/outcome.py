@@ -58,7 +58,8 @@ def outcome(config: Config, seed: int, method: Method, end: Position, command: s
 def _digest(end: Position) -> str:
     """Of every final tensor, by name."""
     total = hashlib.sha256()
-    for name, tensor in sorted([*end.params.items(), *leaves(end.state)]):
+    named = [*end.params.items(), *((f"state/{path}", t) for path, t in leaves(end.state))]
+    for name, tensor in sorted(named, key=lambda pair: pair[0]):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor_bytes(tensor))
     return total.hexdigest()

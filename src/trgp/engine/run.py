@@ -1,7 +1,8 @@
 """Runs: a configuration from some seeds, stored so that it can be resumed and quoted."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..data.store import PathLike
 from ..methods.base import Method
 from ..results.result import Result, Results
 from ..results.store import RESULT, locked, read_result, run_folder, write_result
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, clear
 from .config import Config, configure
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished, nobody
@@ -87,8 +88,10 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
         if not 1 <= count <= MOST:
             raise ValueError(f"seeds must be from 1 to {MOST}, or a list of seeds, not {seeds!r}.")
         listed = list(range(count))
+    elif isinstance(seeds, Iterable):
+        listed = list(seeds)
     else:
-        listed = list(seeds)  # type: ignore[arg-type]
+        raise TypeError(f"seeds must be how many or a list of seeds, not {seeds!r}.")
     for seed in listed:
         whole = isinstance(seed, Integral) and not isinstance(seed, bool)
         if not whole or not 0 <= seed < 2**32:
@@ -113,12 +116,7 @@ def _run_seed(
     """One seed, from the last checkpoint on, or from its result if it has one."""
     finished = folder / RESULT
     if finished.exists() and not fresh:
-        try:
-            result = read_result(finished)
-        except ValueError as error:
-            raise RunError(f"{error} Give --fresh to start it over.") from error
-        observer(RunFinished(seed, result.acc, result.bwt, stored=True))
-        return result
+        return _stored(finished, seed, observer)
     with repeatable(device):
         with _bad_input():
             benchmark = load(seed, device)
@@ -126,8 +124,10 @@ def _run_seed(
         settle_threads(sum(p.numel() for p in method.network.module.parameters()))
         with _alone(folder):
             checkpoints = Checkpoints(folder, _identity(config, seed, device), device)
+            if finished.exists() and not fresh:  # by now, by another process
+                return _stored(finished, seed, observer)
             if fresh:
-                checkpoints.clear()
+                clear(folder)
                 if finished.exists():
                     finished.replace(finished.with_suffix(".previous.json"))
             sequencer = Sequencer(config, benchmark, method, seed, checkpoints, observer)
@@ -144,8 +144,20 @@ def _run_seed(
                     f"The result could not be written in {folder}: {error.strerror or error}; make "
                     "room or allow writing there, and give the same command again."
                 ) from error
-            checkpoints.clear()
+            clear(folder)
     observer(RunFinished(seed, result.acc, result.bwt))
+    return result
+
+
+def _stored(path: Path, seed: int, observer: Observer) -> Result:
+    """What a finished run left, shown in place of another one."""
+    try:
+        result = read_result(path)
+    except ValueError as error:
+        raise RunError(f"{error} Give --fresh to start it over.") from error
+    with suppress(OSError):  # in a folder that can only be read they stay
+        clear(path.parent)
+    observer(RunFinished(seed, result.acc, result.bwt, stored=True))
     return result
 
 
@@ -187,11 +199,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _identity(config: Config, seed: int, device: torch.device) -> dict[str, Any]:
-    """What a checkpoint must agree in with the run that goes on from it.
-
-    The settings decide the folder, so that they agree already.
-    """
+    """What a checkpoint must agree in with the run that goes on from it."""
     return {
+        "settings": json.loads(json.dumps(config.settings)),
         "benchmark": config.benchmark,
         "method": config.method_name,
         "preset": config.preset,

@@ -10,11 +10,12 @@ from .batches import Part, joined
 from .checkpoint import Checkpoints, Position, Record
 from .config import Config
 from .context import Context
+from .divergence import LIMIT
 from .evaluate import evaluate
 from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
 from .schedule import Schedule
-from .train import train_epoch
+from .train import Epoch, diverged, train_epoch
 
 
 class Sequencer:
@@ -96,36 +97,32 @@ class Sequencer:
     def _epoch(self, position: Position) -> Position:
         method, training, schedule = self.method, self._training, position.schedule
         task, lr = position.task, schedule.lr
-        params = {
-            **position.params,
-            **{n: position.params[n].clone() for n in self.network.buffers},
-        }
-        trained = [
-            name
-            for name in params
-            if (name in self.network.trainable or name not in self.network.names)
-            and name not in method.frozen(task)
-        ]
+        epoch = Epoch(
+            self._seed,
+            task,
+            schedule.epoch,
+            self._stages[task],
+            training.batch,
+            lr,
+            self._trained(position),
+        )
+        begun = self._apart(position.params), position.state
         with self._clock(position.record, "training"):
-            position.params, position.state, loss = train_epoch(
-                method,
-                params,
-                position.state,
-                self._stages[task],
-                lr,
-                training.batch,
-                trained,
-                *(self._seed, task, schedule.epoch),
+            params, position.state, loss = train_epoch(
+                method, self._apart(position.params), position.state, epoch
             )
+            position.params = params
             parts = self._valid if self._joint else [self._valid[task]]
             score = evaluate(
                 self.network,
-                [method.weights_for(position.params, position.state, p.task) for p in parts],
+                [method.weights_for(params, position.state, p.task) for p in parts],
                 parts,
                 training.test_batch,
                 1,
                 *(self._seed, "valid"),
             )
+        if not (loss <= LIMIT and score.loss <= LIMIT):
+            raise diverged(method, *begun, epoch)
         moving = {key: position.state[key] for key in method.moving if key in position.state}
         if schedule.after_epoch(score.loss, training):
             position.best = position.params, moving
@@ -143,6 +140,16 @@ class Sequencer:
         position = self._checkpoints.save_epoch(position, moving)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
         return position
+
+    def _trained(self, position: Position) -> list[str]:
+        """The network's parameters that train in this task, and the method's own."""
+        names, still = self.network.names, self.method.frozen(position.task)
+        free = self.network.trainable - still
+        return [name for name in position.params if name in free or name not in names]
+
+    def _apart(self, params: Params) -> Params:
+        """The same with running statistics of its own, which training changes in place."""
+        return {**params, **{name: params[name].clone() for name in self.network.buffers}}
 
     def _end(self, position: Position) -> Position:
         """Restore the best weights, let the method keep what it needs, evaluate what was seen."""

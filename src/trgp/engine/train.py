@@ -1,50 +1,57 @@
 """One epoch of one task, eagerly."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..methods.base import Batch, Method, Params
 from .batches import Part, epoch_batches
-from .divergence import LIMIT, DivergenceError, locate
+from .divergence import DivergenceError, locate
 from .draws import seed_of
+from .errors import RunError
 from .gradients import loss_and_gradients
 from .tree import State
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What is learnt in an epoch, and how."""
+
+    seed: int
+    task: int
+    number: int  # from 0 on
+    parts: Sequence[Part]
+    batch_size: int
+    lr: float
+    trained: Collection[str]
+
+    def batches(self, method: Method) -> Iterator[Batch]:
+        """Its batches in order, once the network and its dropout are ready for them."""
+        method.train_mode(self.task)
+        torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
+        key = (self.seed, "order", self.task, self.number)
+        return epoch_batches(self.parts, self.batch_size, *key)
+
+
 def train_epoch(
-    method: Method,
-    params: Params,
-    state: State,
-    parts: Sequence[Part],
-    lr: float,
-    size: int,
-    trained: Collection[str],
-    *key: int,
+    method: Method, params: Params, state: State, epoch: Epoch
 ) -> tuple[Params, State, float]:
     """Parameters and state after an epoch, and the mean loss on the way.
 
-    No step waits for the device: a loss that is no number stays one in the sum, which is looked at
-    in the end.
+    No step waits for the device: a loss that is no number stays one in the sum.
     """
-    seed, task, epoch = key
-    factored = method.factored(state, size)
-    method.train_mode(task)
-    torch.manual_seed(seed_of(seed, "dropout", task, epoch))
-    before = params, state
+    factored = method.factored(state, epoch.batch_size)
     total = torch.zeros((), dtype=torch.float64, device=method.network.device)
     count = 0
-    for batch in epoch_batches(parts, size, seed, "order", task, epoch):
-        params, state, loss = train_step(method, params, state, batch, lr, trained, factored)
+    for batch in epoch.batches(method):
+        params, state, loss = train_step(
+            method, params, state, batch, epoch.lr, epoch.trained, factored
+        )
         total += loss.double() * len(batch.y)
         count += len(batch.y)
-    mean = float(total) / count
-    if not mean <= LIMIT:
-        torch.manual_seed(seed_of(seed, "dropout", task, epoch))
-        batches = epoch_batches(parts, size, seed, "order", task, epoch)
-        raise DivergenceError(task, epoch, *locate(method, *before, batches, lr, trained, factored))
-    return params, state, mean
+    return params, state, float(total) / count
 
 
 def train_step(
@@ -60,4 +67,22 @@ def train_step(
     loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
     with torch.no_grad():
         params, changes = method.step(params, grads, state, lr)
+    if not changes.keys() <= set(method.moving):
+        raise ValueError(
+            f"A step changed {', '.join(changes)} of the state, but {type(method).__name__}.moving "
+            f"names {method.moving}; name all that a step changes, or a resumed run loses it."
+        )
     return params, {**state, **changes}, loss
+
+
+def diverged(method: Method, params: Params, state: State, epoch: Epoch) -> RunError:
+    """What to say of an epoch that went wrong, given what it began with."""
+    factored = method.factored(state, epoch.batch_size)
+    found = locate(method, params, state, epoch.batches(method), epoch.lr, epoch.trained, factored)
+    if found is not None:
+        return DivergenceError(epoch.task, epoch.number, *found)
+    return RunError(
+        f"The validation loss of task {epoch.task} after epoch {epoch.number + 1} is infinite or "
+        "no number, though every step of the training is sound; see that the validation samples "
+        "are finite."
+    )

@@ -15,8 +15,10 @@ def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"The key {key!r} of a state holds a '/', which separates its levels.")
         if isinstance(value, Tensor):
             yield prefix + key, value
-        else:
+        elif isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}/")
+        else:
+            raise _misfit(prefix + key, value)
 
 
 def from_leaves(tensors: Mapping[str, Tensor]) -> State:
@@ -54,12 +56,23 @@ def put(tree: State, value: "Tensor | State", *keys: str) -> State:
 
 def mapped(function: Callable[[Tensor], Tensor], tree: State) -> State:
     """The same tree with every tensor replaced."""
-    return {
-        key: function(value) if isinstance(value, Tensor) else mapped(function, value)
-        for key, value in tree.items()
-    }
+    new: dict[str, Tensor | State] = {}
+    for key, value in tree.items():
+        if isinstance(value, Tensor):
+            new[key] = function(value)
+        elif isinstance(value, Mapping):
+            new[key] = mapped(function, value)
+        else:
+            raise _misfit(key, value)
+    return new
 
 
 def nbytes(tree: State) -> int:
     """What the tensors of a tree take."""
     return sum(tensor.nbytes for _, tensor in leaves(tree))
+
+
+def _misfit(path: str, value: object) -> TypeError:
+    return TypeError(
+        f"'{path}' of a state is a {type(value).__name__}; keep tensors, in nested dictionaries."
+    )

@@ -41,8 +41,10 @@ def find(name: str) -> type[Method]:
         found = imported(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise ValueError(f"{name} is no method; derive it from trgp.methods.Method.")
-        if not hasattr(found, "about"):
-            raise ValueError(f"{name} has no `about`; say in it what the method is and needs.")
+        if not isinstance(getattr(found, "about", None), About):
+            raise ValueError(
+                f"{name} has no `about`; give it an About that says what the method is and needs."
+            )
         for field in dataclasses.fields(found):
             if field.default is field.default_factory is dataclasses.MISSING:
                 raise ValueError(f"{name} has no default for its option '{field.name}'; give one.")

@@ -1,0 +1,429 @@
+"""A run killed at any moment goes on to the same bits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import mlp
+from small_runs import (
+    CASES,
+    CLASSES,
+    files_limited_to,
+    measured_apart,
+    result_files,
+    run,
+    run_case,
+    some_tasks,
+)
+
+import trgp
+from trgp.engine.errors import InputError, Interrupted, RunError
+from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+from trgp.files import read_tensors, write_tensors
+from trgp.methods import Method
+from trgp.methods.finetune import Finetune
+from trgp.results import store
+from trgp.results.result import Result
+
+TESTS = Path(__file__).parents[1]
+
+
+class StopError(Exception):
+    """What ends a run from outside."""
+
+
+def in_a_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """The uninterrupted run of a case, made once."""
+    found: dict[str, Result] = {}
+
+    def make(case: str) -> Result:
+        if case not in found:
+            found[case] = run_case(case, tmp_path_factory.mktemp(case))
+        return found[case]
+
+    return make
+
+
+@pytest.mark.parametrize("cases", [list(CASES)[:3], list(CASES)[3:]], ids=" ".join)
+def test_killed_at_random_moments_it_ends_the_same(
+    cases: list[str], whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """Also the same as in this process, whose hashes of texts are others."""
+    program = str(Path(__file__).with_name("killing.py"))
+    done = in_a_new_process(program, str(tmp_path), "4", *cases)
+    assert done.returncode == 0, done.stderr
+    for case, line in zip(cases, done.stdout.splitlines(), strict=True):
+        assert line.startswith(f"{case} ")
+        assert int(line.split()[-1]) > 0
+        for part in ("whole", "killed"):
+            (found,) = result_files(tmp_path / case / part)
+            assert measured_apart(store.read_result(found)) == measured_apart(whole(case)), part
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cases_restore_weights_that_are_not_the_last(
+    case: str, whole: Callable[[str], Result]
+) -> None:
+    """Else the tests of this file would not see whether they are kept."""
+    losses = [curve["valid_loss"] for curve in whole(case).curves]
+    assert any(min(task) < task[-1] for task in losses)
+    if case in ("trgp", "literal"):
+        assert whole(case).selected[2]
+        assert whole(case).form == {"trgp": "native", "literal": "literal"}[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_after_every_event_it_ends_the_same(
+    case: str, whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """The first time an event happens it ends the run, which goes on in the next attempt."""
+    met: set[object] = set()
+    started: list[tuple[int, int]] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            started.append((event.done_tasks, event.done_epochs))
+        place = getattr(event, "task", None), getattr(event, "epoch", None)
+        if (type(event), place) not in met:
+            met.add((type(event), place))
+            raise StopError
+
+    result = None
+    for _ in range(60):
+        with suppress(StopError):
+            result = run_case(case, tmp_path, observer=observer)
+            break
+    assert result is not None
+    assert measured_apart(result) == measured_apart(whole(case))
+    kinds = {kind for kind, _ in met}  # type: ignore[misc]
+    assert kinds == {RunStarted, EpochFinished, TaskFinished, RunFinished}
+    assert started == sorted(started)
+    assert started[-1][0] == len(result.curves) - 1
+    epochs = sum(len(curve["loss"]) for curve in result.curves)
+    assert len([1 for kind, _ in met if kind is EpochFinished]) == epochs  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("method", ["finetune", "gpm", "trgp"])
+def test_every_bit_is_the_same_also_in_wide_layers(method: str, tmp_path: Path) -> None:
+    """There the last bits of a product depend on how its factors lie in memory."""
+    met: set[tuple[int, int]] = set()
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch) not in met:
+            met.add((event.task, event.epoch))
+            raise StopError
+
+    def go(out: str, **options: Any) -> Result:
+        return run(
+            some_tasks(3, 100, rank=20),
+            method,
+            tmp_path / out,
+            lambda: mlp(100, 200, 150, CLASSES),
+            **({"epsilon": 0.0} if method == "trgp" else {}),
+            **options,
+        )
+
+    whole = go("whole")
+    for _ in range(6):
+        with pytest.raises(StopError):
+            go("parts", observer=observer)
+    assert measured_apart(go("parts", observer=observer)) == measured_apart(whole)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_at_every_write_it_ends_the_same(
+    case: str,
+    when: str,
+    whole: Callable[[str], Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By Ctrl-C, right before or right after a file takes its place; an attempt writes one."""
+    expected = whole(case)  # before anything is stopped
+    replace = os.replace
+    writes = [0]
+
+    def stopping(source: Any, target: Any) -> None:
+        if writes[0] == 1 and when == "before":
+            raise KeyboardInterrupt
+        replace(source, target)
+        writes[0] += 1
+        if when == "after":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stopping)
+    attempts = 0
+    result = None
+    while result is None and attempts < 60:
+        attempts += 1
+        writes[0] = 0
+        with suppress(KeyboardInterrupt):
+            result = run_case(case, tmp_path)
+    assert result is not None
+    epochs = sum(len(curve["loss"]) for curve in result.curves)
+    assert attempts == epochs + len(result.curves) + (2 if when == "after" else 1)
+    assert measured_apart(result) == measured_apart(expected)
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 23])
+def test_ctrl_c_says_what_is_saved_and_loses_one_epoch_at_most(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody types it in the middle of an epoch."""
+    expected = run_case("finetune", tmp_path / "whole")
+    left = [count]
+
+    def step(self: Method, *arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return Method.step(self, *arguments)
+
+    monkeypatch.setattr(Finetune, "step", step)
+    seen: list[Event] = []
+    with pytest.raises(Interrupted, match="every finished epoch is saved in") as caught:
+        run_case("finetune", tmp_path / "parts", observer=seen.append)
+    folder = Path(str(caught.value).partition(" saved in ")[2].removesuffix("."))
+    assert (folder / "task.safetensors").is_file()
+    epochs = [event for event in seen if isinstance(event, EpochFinished)]
+    again: list[Event] = []
+    result = run_case("finetune", tmp_path / "parts", observer=again.append)
+    assert measured_apart(result) == measured_apart(expected)
+    begun = again[0]
+    assert isinstance(begun, RunStarted)
+    later = [event for event in again if isinstance(event, EpochFinished)]
+    assert [(e.task, e.epoch) for e in epochs + later] == [
+        (t, k + 1) for t, curve in enumerate(result.curves) for k in range(len(curve["loss"]))
+    ]
+    assert (begun.done_tasks, begun.done_epochs) == (later[0].task, later[0].epoch - 1)
+
+
+# ---- one process at a time -------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_and_the_first_undisturbed(
+    whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from small_runs import run_case; "
+        "import trgp.engine.errors as e\n"
+        "try: run_case('finetune', Path(sys.argv[1]))\n"
+        "except e.RunError as error: print(error)"
+    )
+    others: list[subprocess.CompletedProcess[str]] = []
+    nested: list[str] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and not others:
+            others.append(in_a_new_process("-c", program, str(tmp_path)))
+            with pytest.raises(RunError) as caught:
+                run_case("finetune", tmp_path)
+            nested.append(str(caught.value))
+
+    result = run_case("finetune", tmp_path, observer=observer)
+    assert measured_apart(result) == measured_apart(whole("finetune"))
+    assert others[0].returncode == 0, others[0].stderr
+    for sentence in (others[0].stdout, nested[0]):
+        assert "Another process is working in" in sentence
+        assert "give another --out." in sentence
+
+
+def test_checkpoints_left_beside_a_result_are_swept_up(tmp_path: Path) -> None:
+    """As they lie there when a run is killed right after its result was written."""
+    folder = half_done(tmp_path)
+    left = {name: (folder / name).read_bytes() for name in FILES}
+    run_case("finetune", tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"lock", "result.json"}
+    for name, content in left.items():
+        (folder / name).write_bytes(content)
+    run_case("finetune", tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"lock", "result.json"}
+
+
+def test_drafts_of_a_killed_writer_are_swept_up(tmp_path: Path) -> None:
+    folder = half_done(tmp_path)
+    for name in ("task.safetensors", "epoch.safetensors", "result.json"):
+        (folder / f".{name}.0123456789abcdef").write_bytes(b"half")
+    run_case("finetune", tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"lock", "result.json"}
+
+
+# ---- what cannot be gone on from -------------------------------------------------------------
+
+
+def half_done(out: Path, case: str = "finetune", **settings: Any) -> Path:
+    """The folder of a run that stopped in the middle of its second task."""
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch) == (1, 2):
+            raise StopError
+
+    with pytest.raises(StopError):
+        run_case(case, out, observer=observer, **settings)
+    (found,) = out.glob("**/epoch.safetensors")
+    return found.parent
+
+
+FILES = ("task.safetensors", "epoch.safetensors")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_a_sentence_and_fresh_recovers(
+    name: str, whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    folder = half_done(tmp_path)
+    content = (folder / name).read_bytes()
+    damaged = [content[: int(share * len(content))] for share in (0, 0.001, 0.5, 0.999)]
+    damaged += [content + b"!", b"not a checkpoint" * 99]
+    for place in range(9, len(content), len(content) // 20):
+        flipped = bytearray(content)
+        flipped[place] ^= 4
+        damaged.append(bytes(flipped))
+    for bad in damaged:
+        (folder / name).write_bytes(bad)
+        with pytest.raises(RunError, match=r"The checkpoint .* is damaged: .* give --fresh"):
+            run_case("finetune", tmp_path)
+        assert (folder / name).read_bytes() == bad
+    result = run_case("finetune", tmp_path, fresh=True)
+    assert measured_apart(result) == measured_apart(whole("finetune"))
+
+
+def test_a_damaged_seed_leaves_the_others_alone(tmp_path: Path) -> None:
+    first = run_case("finetune", tmp_path, seeds=[0])
+    (kept,) = result_files(tmp_path)
+    before = kept.read_bytes()
+    folder = half_done(tmp_path, seeds=[1])
+    (folder / "epoch.safetensors").write_bytes(b"")
+    seen: list[Event] = []
+    with pytest.raises(RunError, match="seed-1"):
+        run_case("finetune", tmp_path, seeds=[0, 1], observer=seen.append)
+    assert seen == [RunFinished(0, first.acc, first.bwt, stored=True)]
+    assert kept.read_bytes() == before
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "seed": (7, r"seed 7 there, 0 here"),
+    "device": ("cuda", r"device 'cuda' there, 'cpu' here"),
+    "trgp": ("0.0.0", r"trgp '0.0.0' there"),
+    "method": ("gpm", r"method 'gpm' there, 'finetune' here"),
+    "benchmark": ("pmnist", r"benchmark 'pmnist' there"),
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+@pytest.mark.parametrize("name", FILES)
+def test_the_checkpoint_of_another_run_is_refused(name: str, key: str, tmp_path: Path) -> None:
+    folder = half_done(tmp_path)
+    value, sentence = OTHERS[key]
+    meta, tensors = read_tensors(folder / name)
+    meta["run"][key] = value
+    write_tensors(folder / name, tensors, meta)
+    with pytest.raises(RunError, match=f"is of another run .{sentence}.*give --fresh"):
+        run_case("finetune", tmp_path)
+
+
+def test_the_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    """One that was copied or renamed by hand: settings decide the folder, and the bits."""
+    other = half_done(tmp_path / "other", lr=0.01)
+    mine = half_done(tmp_path / "mine")
+    for name in FILES:
+        (mine / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(RunError, match=r"is of another run .*lr"):
+        run_case("finetune", tmp_path / "mine")
+
+
+def test_a_learners_file_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = half_done(tmp_path)
+    trgp.GPM(torch.nn.Linear(3, 2)).save(folder / "task.safetensors")
+    with pytest.raises(RunError, match=r"The checkpoint .* (is of another run|is damaged)"):
+        run_case("finetune", tmp_path)
+
+
+def test_an_epoch_of_another_task_is_not_read(
+    whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """As it lies there when a run is killed after it began a task and before its first epoch."""
+    early = half_done(tmp_path / "early", "trgp")
+    old = (early / "epoch.safetensors").read_bytes()
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.task == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        run_case("trgp", tmp_path / "early", observer=observer)
+    (early / "epoch.safetensors").write_bytes(old)
+    result = run_case("trgp", tmp_path / "early")
+    assert measured_apart(result) == measured_apart(whole("trgp"))
+
+
+# ---- a full disk -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("kind", [RunStarted, EpochFinished, TaskFinished])
+def test_a_full_disk_is_a_sentence_and_what_was_saved_is_good(
+    kind: type, size: int, whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """From some event of the second task on, or from the start, no file can be written."""
+    limits: list[Any] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, kind) and getattr(event, "task", 1) == 1 and not limits:
+            limits.append(files_limited_to(size))
+            limits[0].__enter__()
+
+    try:
+        with pytest.raises(RunError, match=r"checkpoint .* could not be written: .*make room"):
+            run_case("gpm", tmp_path, observer=observer)
+    finally:
+        limits[0].__exit__(None, None, None)
+    assert not result_files(tmp_path)
+    assert not list(tmp_path.glob("**/.*.safetensors.*"))
+    assert measured_apart(run_case("gpm", tmp_path)) == measured_apart(whole("gpm"))
+
+
+def test_a_full_disk_at_the_very_end_loses_no_epoch(
+    whole: Callable[[str], Result], tmp_path: Path
+) -> None:
+    last = len(whole("gpm").curves) - 1
+    limit = files_limited_to(10)
+
+    def observer(event: Event) -> None:
+        if isinstance(event, TaskFinished) and event.task == last:
+            limit.__enter__()
+
+    try:
+        with pytest.raises(RunError, match=r"The result could not be written in .*make room"):
+            run_case("gpm", tmp_path, observer=observer)
+    finally:
+        limit.__exit__(None, None, None)
+    seen: list[Event] = []
+    assert measured_apart(run_case("gpm", tmp_path, observer=seen.append)) == measured_apart(
+        whole("gpm")
+    )
+    assert [type(event) for event in seen] == [RunStarted, TaskFinished, RunFinished]
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises((InputError, RunError), match=r"cannot be written to: .*another --out"):
+            run_case("finetune", out)
+    assert (tmp_path / "file").read_text() == "not a folder"

@@ -1,0 +1,220 @@
+"""One algorithm three times: native, literal, and as the learner that a user's loop drives."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import mlp
+from small_runs import (
+    CLASSES,
+    Conv,
+    End,
+    Heads,
+    Make,
+    WatchedGPM,
+    WatchedTRGP,
+    some_tasks,
+    watched,
+)
+from torch import Tensor, nn
+
+from trgp import GPM, TRGP
+from trgp.benchmarks import Benchmark, from_tensors
+from trgp.engine.batches import Part, epoch_batches
+from trgp.engine.draws import order
+from trgp.engine.network import Network
+
+NETWORKS: dict[str, tuple[Make, tuple[int, ...]]] = {
+    "mlp": (lambda: mlp(8, 12, 10, CLASSES), (8,)),
+    "no bias": (lambda: mlp(8, 12, 10, CLASSES, bias=False), (8,)),
+    "heads": (Heads, (8,)),
+    "running norms": (Conv, (4, 4, 4)),
+    "norms of the batch": (lambda: Conv(track=False), (4, 4, 4)),
+}
+RATE = 0.1
+SAMPLES = 30
+
+
+def as_double(make: Make) -> Make:
+    return lambda: make().double()
+
+
+def scaled(end: End, task: int) -> int:
+    """In how many layers a task's weights differ from the shared ones."""
+    weights = end.weights(task)
+    return sum(not torch.equal(weights[n], end.params[n]) for n in weights if n.endswith("weight"))
+
+
+def assert_same_weights(a: End, b: End, tasks: int, tolerance: float) -> None:
+    for task in range(tasks):
+        ours, theirs = a.weights(task), b.weights(task)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            torch.testing.assert_close(
+                tensor, theirs[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("scope", ["layer", "task"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_native_form_is_the_literal_one(name: str, scope: str, tmp_path: Path) -> None:
+    make, shape = NETWORKS[name]
+    tasks = some_tasks(3, *shape, dtype=torch.float64, rank=3 if len(shape) > 1 else 5)
+    options = {
+        "scope": scope,
+        "epsilon": 0.0,
+        "threshold": 0.9,
+        "scale_rate": 0.5,
+        "epochs": 3,
+        "samples": SAMPLES,
+        "patience": 2,
+    }
+    (one, native), (two, literal) = (
+        watched(WatchedTRGP, tasks, tmp_path, as_double(make), form=form, **options)
+        for form in ("auto", "literal")
+    )
+    assert (one.form, two.form) == ("native", "literal")
+    assert one.selected == two.selected
+    assert one.ranks == two.ranks
+    assert any(len(trusted) == 2 for trusted in one.selected[2].values())
+    assert scaled(native[2], 1) > 0
+    assert scaled(native[2], 2) > 1
+    for count, (a, b) in enumerate(zip(native, literal, strict=True), 1):
+        assert_same_weights(a, b, count, 1e-9)
+    for curve, other in zip(one.curves, two.curves, strict=True):
+        for key, values in curve.items():
+            assert values == pytest.approx(other[key], abs=1e-9)
+
+
+def test_both_ways_to_keep_a_scaling_are_the_literal_one(tmp_path: Path) -> None:
+    """A wide layer keeps its scalings, a narrow one what they do to the weight."""
+    tasks = some_tasks(3, dtype=torch.float64)
+
+    def make() -> nn.Module:
+        return mlp(8, 40, CLASSES).double()
+
+    options = {"epsilon": 0.0, "threshold": 0.95}
+    (_, native), (_, literal) = (
+        watched(WatchedTRGP, tasks, tmp_path, make, form=form, **options)
+        for form in ("auto", "literal")
+    )
+    kinds = {
+        name: {key[0] for key in kept} for name, kept in native[2].state["changes"]["2"].items()
+    }
+    assert kinds == {"0": {"S"}, "2": {"D"}}
+    for count, (a, b) in enumerate(zip(native, literal, strict=True), 1):
+        assert_same_weights(a, b, count, 1e-9)
+
+
+# ---- the learner in a plain loop -------------------------------------------------------------
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor, int | None]) -> Tensor:
+    x, y, head = batch
+    return F.cross_entropy(model(x) if head is None else model(x, head), y)
+
+
+class Loop:
+    """A user's own loop around a learner, over the batches that a run takes."""
+
+    def __init__(self, benchmark: Benchmark, seed: int, **settings: Any) -> None:
+        self.benchmark = benchmark
+        self.seed = seed
+        self.settings = settings
+        self.network = Network(
+            benchmark.make_network, benchmark.separate_heads, torch.device("cpu"), seed
+        )
+
+    def model(self) -> nn.Module:
+        model = self.benchmark.make_network()
+        model.load_state_dict(self.network.initial_params())
+        return model
+
+    def learn(self, learner: GPM, task: int, scale_rate: float) -> None:
+        train = self.benchmark.tasks[task].train
+        head = task if self.benchmark.separate_heads else None
+
+        def some(purpose: str) -> list[tuple[Tensor, Tensor, int | None]]:
+            index = order(len(train), self.seed, purpose, task)[:SAMPLES]
+            return [(*train.batch(index), head)]
+
+        learner.begin_task(task, some("selection"), loss_fn)
+        rates = learner.param_groups(lr=RATE, scale_lr=RATE * scale_rate)
+        optimizer = learner.attach(torch.optim.SGD(rates))
+        for epoch in range(self.settings["epochs"]):
+            learner.model.train()
+            part = Part(task, head or 0, train)
+            key = (self.seed, "order", task, epoch)
+            for x, y, _, _ in epoch_batches([part], self.settings["batch"], *key):
+                optimizer.zero_grad()
+                loss_fn(learner.model, (x, y, head)).backward()
+                optimizer.step()
+        learner.end_task(some("bases"))
+
+
+def assert_learner_agrees(
+    learner: GPM, ends: Sequence[End], loop: Loop, scale_rate: float, tolerance: float
+) -> None:
+    for task, end in enumerate(ends):
+        loop.learn(learner, task, scale_rate)
+        for old in range(task + 1):
+            with learner.task(old):
+                ours = {n: t.clone() for n, t in learner.model.state_dict().items()}
+            theirs = end.weights(old)
+            assert ours.keys() == theirs.keys()
+            for name, tensor in theirs.items():
+                torch.testing.assert_close(ours[name], tensor, rtol=0, atol=tolerance, msg=name)
+
+
+CASES = [
+    *((name, "freeze", torch.float64) for name in NETWORKS),
+    *((name, "freeze", torch.float32) for name in ("mlp", "running norms")),
+    *((name, "shared", torch.float64) for name in NETWORKS if "norms" in name),
+    *((name, "per_task", torch.float64) for name in NETWORKS if "norms" in name),
+]
+
+
+@pytest.mark.parametrize(("name", "norm", "dtype"), CASES)
+@pytest.mark.parametrize("kind", [GPM, TRGP])
+def test_a_run_is_the_learner_in_a_plain_loop(
+    kind: type[GPM], name: str, norm: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    make, shape = NETWORKS[name]
+
+    def build() -> nn.Module:
+        return make().to(dtype)
+
+    tasks = some_tasks(3, *shape, dtype=dtype, rank=3 if len(shape) > 1 else 5)
+    training = {"epochs": 2, "batch": 8}
+    options: dict[str, Any] = {"threshold": 0.95, "norm": norm}
+    only_trgp = {"epsilon": 0.3, "top_k": 2} if kind is TRGP else {}
+    run_only = {"selection_samples": SAMPLES, "scale_rate": 0.5} if kind is TRGP else {}
+    result, ends = watched(
+        WatchedTRGP if kind is TRGP else WatchedGPM,
+        tasks,
+        tmp_path,
+        build,
+        seeds=[3],
+        lr=RATE,
+        samples=SAMPLES,
+        **training,
+        **options,
+        **only_trgp,
+        **run_only,
+    )
+    loop = Loop(from_tensors(tasks, build, seed=3), 3, **training)
+    if kind is TRGP:
+        only_trgp["selection_samples"] = SAMPLES
+    exclude = ["heads"] if name == "heads" else []
+    learner = kind(loop.model(), exclude=exclude, **options, **only_trgp)
+    assert_learner_agrees(learner, ends, loop, 0.5, 1e-9 if dtype == torch.float64 else 2e-6)
+    for task, chosen in learner.selected.items():
+        assert result.selected[task] == {name: j for name, j in chosen.items() if j}
+    assert {n: ranks[-1] for n, ranks in result.ranks.items()} == {
+        n: used for n, (used, _) in learner.ranks.items()
+    }
+    if kind is TRGP:
+        assert any(result.selected[2].values())
