@@ -1,6 +1,9 @@
 """Small tasks, networks and watched methods, for tests of whole runs."""
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -187,6 +190,15 @@ def measured_apart(result: Result) -> dict[str, Any]:
     """All that two equal runs agree in."""
     found = {field.name: getattr(result, field.name) for field in fields(result)}
     return {name: value for name, value in found.items() if name not in MEASURED}
+
+
+def in_a_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, which finds the modules beside this one."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
 
 
 @contextmanager

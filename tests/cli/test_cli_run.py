@@ -27,8 +27,8 @@ class Lazy(Method):
     """How much of a step is taken."""
     names: list[str] = field(default_factory=lambda: ["a"])
 
-    def step(self, params, grads, state, lr):
-        return super().step(params, grads, state, lr * self.share)
+    def step(self, params, grads, state, batch, lr):
+        return super().step(params, grads, state, batch, lr * self.share)
 
 
 class Renamed(Lazy):
@@ -56,7 +56,7 @@ class Needy(Lazy):
 
 
 class Broken(Lazy):
-    def step(self, params, grads, state, lr):
+    def step(self, params, grads, state, batch, lr):
         return 1 / 0
 '''
 

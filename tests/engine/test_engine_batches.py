@@ -81,7 +81,7 @@ def test_an_epoch_sees_every_sample_once_and_a_batch_one_part(
 ) -> None:
     parts = [numbered(t, n) for t, n in enumerate(sizes)]
     seen: Counter[tuple[float, ...]] = Counter()
-    for x, y, task, head in epoch_batches(parts, size, seed, "order"):
+    for x, y, task, head, *_ in epoch_batches(parts, size, seed, "order"):
         assert (x[:, 0] == task).all()
         assert head == task
         assert torch.equal(y, x[:, 1].long() % CLASSES)
@@ -164,7 +164,7 @@ def test_where_the_batch_matters_an_accuracy_is_the_mean_over_passes() -> None:
     def alone(k: int) -> tuple[float, float]:
         """One pass by hand, in the batches of its key."""
         loss, right = 0.0, 0
-        for x, y, _, _ in epoch_batches([part], 8, 0, "test", 2, k):
+        for x, y, *_ in epoch_batches([part], 8, 0, "test", 2, k):
             network.module.load_state_dict(params)
             with torch.no_grad():
                 logits = network.module.eval()(x)

@@ -12,6 +12,7 @@ from small_runs import (
     CASES,
     CLASSES,
     Dropping,
+    in_a_new_process,
     measured_apart,
     result_files,
     run,
@@ -119,6 +120,17 @@ def test_networks_and_data_may_be_in_float64(tmp_path: Path) -> None:
     assert again.network_bytes == 8 * weights
     with pytest.raises(InputError, match=r"cannot compute samples of shape \(8,\) of task 0"):
         run(some_tasks(1), "trgp", tmp_path / "c", lambda: mlp(8, 12, CLASSES))
+
+
+def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
+    """It would take longer than many a run."""
+    program = (
+        "import sys; from pathlib import Path; from small_runs import run, some_tasks\n"
+        "run(some_tasks(2), 'trgp', Path(sys.argv[1]))\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = in_a_new_process("-c", program, str(tmp_path))
+    assert done.stdout == "False\n", done.stderr
 
 
 # ---- stored runs -----------------------------------------------------------------------------
@@ -240,9 +252,22 @@ def test_other_networks_and_other_data_are_other_runs(tmp_path: Path) -> None:
     narrow = run(tasks, "finetune", tmp_path, lambda: mlp(8, 4, CLASSES))
     wide = run(tasks, "finetune", tmp_path, lambda: mlp(8, 20, CLASSES))
     assert wide.network_bytes > narrow.network_bytes
+    begun = [run(tasks, "finetune", tmp_path, starting_at(value)) for value in (0.1, 0.2)]
+    assert begun[0].digest != begun[1].digest
     other = [(task[0], task[1]) for task in tasks]
     other[1] = ((tasks[1][0][0] + 1, tasks[1][0][1]), tasks[1][1])
     assert run(other, "finetune", tmp_path, lambda: mlp(8, 4, CLASSES)).digest != narrow.digest
+
+
+def starting_at(value: float) -> Any:
+    """A network as one that was trained before: its first weights are given."""
+
+    def make() -> torch.nn.Module:
+        network = mlp(8, 4, CLASSES)
+        torch.nn.init.constant_(network.get_parameter("0.weight"), value)
+        return network
+
+    return make
 
 
 def test_data_of_another_shape_or_kind_with_the_same_bytes_is_another_run(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from small_runs import (
     CASES,
     CLASSES,
     files_limited_to,
+    in_a_new_process,
     measured_apart,
     result_files,
     run,
@@ -31,19 +31,9 @@ from trgp.methods.finetune import Finetune
 from trgp.results import store
 from trgp.results.result import Result
 
-TESTS = Path(__file__).parents[1]
-
 
 class StopError(Exception):
     """What ends a run from outside."""
-
-
-def in_a_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
-    )
 
 
 @pytest.fixture(scope="module")

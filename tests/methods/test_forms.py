@@ -148,7 +148,7 @@ class Loop:
             learner.model.train()
             part = Part(task, head or 0, train)
             key = (self.seed, "order", task, epoch)
-            for x, y, _, _ in epoch_batches([part], self.settings["batch"], *key):
+            for x, y, *_ in epoch_batches([part], self.settings["batch"], *key):
                 optimizer.zero_grad()
                 loss_fn(learner.model, (x, y, head)).backward()
                 optimizer.step()

@@ -172,7 +172,7 @@ class Published:
     def batches(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         part = Part(task, 0, self.benchmark.tasks[task].train)
         for epoch in range(EPOCHS):
-            for x, y, _, _ in epoch_batches([part], BATCH, SEED, "order", task, epoch):
+            for x, y, *_ in epoch_batches([part], BATCH, SEED, "order", task, epoch):
                 yield x, y
 
     def some(self, task: int, purpose: str) -> tuple[Tensor, Tensor]:

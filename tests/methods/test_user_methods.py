@@ -68,6 +68,14 @@ def test_fifteen_lines_are_a_method(here: Path) -> None:
     assert "strength=10.0" in tight.command
 
 
+def test_an_option_may_be_made_anew_for_every_instance(here: Path) -> None:
+    made = "    layers: tuple = field(default_factory=tuple)\n"
+    text = ANCHOR.replace("    strength:", made + "    strength:")
+    written(here, text.replace("import dataclass", "import dataclass, field"))
+    result = run(some_tasks(1), "mine:Anchor", here / "runs", layers=(1, 2))
+    assert result.config["layers"] == [1, 2]
+
+
 def test_it_holds_weights_in_place(here: Path) -> None:
     """With the strongest pull that a rate of 0.05 allows, nothing moves after the first task."""
     written(here, ANCHOR)
@@ -138,8 +146,8 @@ class Counting(Method):
     def begin_task(self, ctx):
         return ctx.params, {"count": torch.zeros(())}
 
-    def step(self, params, grads, state, lr):
-        new, _ = super().step(params, grads, state, lr)
+    def step(self, params, grads, state, batch, lr):
+        new, _ = super().step(params, grads, state, batch, lr)
         return new, {"count": state["count"] + 1}
 """
 

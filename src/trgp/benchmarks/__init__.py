@@ -170,7 +170,7 @@ def _network(path: str, benchmark: Benchmark) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         try:
             network = make(**given)
-        except TypeError as error:
+        except Exception as error:  # a user's network can fail in any way
             raise ValueError(
                 f"{path} could not be made with {given}: {error}; it is told inputs, classes and "
                 "heads where it has parameters of these names, and nothing else."

@@ -1,6 +1,7 @@
 """CIFAR-10, MNIST, SVHN, Fashion-MNIST and notMNIST, 32 x 32 in three channels, a head each."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..data import NORMALISATION, Tensors, as_rgb32, to_tensors
 from ..models import ResNet18
@@ -49,8 +50,15 @@ _GPM = {"threshold": (0.965,), "samples": 100}
 _TRGP = {**_GPM, "selection_samples": 500}
 IMAGES = (*[10] * 9, 50, 50, 50, 50, *[100] * 7)
 """How many of the samples the published code reads in each of ResNet18's twenty layers."""
+# The GPM paper's settings of the methods it compares with, as remembered and not verified.
+_OTHERS: dict[str, dict[str, Any]] = {
+    "ewc": {"lr": 0.03, "strength": 5000.0},
+    "hat": {"lr": 0.1, "s_max": 400.0, "sparsity": 0.75},
+    "agem": {"lr": 0.1, "memory_size": 3000},
+    "er": {"lr": 0.1, "memory_size": 3000},
+}
 PRESETS = {
-    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP}),
+    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, **_OTHERS}),
     "official": Preset(
         {**_TRAINING, "epochs": 100, "mnist_for_fashion": True, "fixed_split": True},
         {
@@ -63,6 +71,7 @@ PRESETS = {
                 "test_passes": 5,
                 **TRGP_QUIRKS,
             },
+            **_OTHERS,
         },
     ),
 }

@@ -36,17 +36,18 @@ def from_file(request: Request, options: Options) -> Benchmark:
     """
     images = load_set(request.name)
     classes = images.classes
+    counts = [str(k) for k in range(1, classes // 2 + 1) if classes % k == 0]
+    possible = " or ".join(counts)
     if classes % request.count:
-        counts = [k for k in range(1, classes + 1) if classes % k == 0]
         raise ValueError(
             f"{request.name} has {classes} classes, which {request.count} tasks cannot share "
-            f"equally; give --tasks {', '.join(map(str, counts[:-1]))} or {counts[-1]}."
+            f"equally; give --tasks {possible}."
         )
     each = classes // request.count
     if each < 2:
         raise ValueError(
             f"{request.name} has {classes} classes, so that {request.count} tasks would have one "
-            f"each, with nothing to tell apart; give --tasks {max(1, classes // 2)} or fewer."
+            f"each, with nothing to tell apart; give --tasks {possible}."
         )
     norm = statistics(images.train_images)
     train = to_tensors(images.train_images, images.train_labels, request.device, norm)
@@ -88,7 +89,7 @@ def from_tensors(
     x is float, taken as it is, or uint8, divided by 255. A tenth of the train samples is held out
     for validation, by the seed. A network whose forward takes a `head` has one for every task.
     """
-    made = []
+    made: list[Task] = []
     for t, pair in enumerate(tasks):
         try:
             (train_x, train_y), (test_x, test_y) = pair
@@ -99,6 +100,16 @@ def from_tensors(
         train, test = (Tensors(x, y).to(device) for x, y in ((train_x, train_y), (test_x, test_y)))
         if not len(train) or not len(test):
             raise ValueError(f"Task {t} has no train or no test sample; give some of both.")
+        if train.x.shape[1:] != test.x.shape[1:]:
+            raise ValueError(
+                f"Task {t} has train samples of shape {tuple(train.x.shape[1:])} and test samples "
+                f"of shape {tuple(test.x.shape[1:])}; give both in one shape."
+            )
+        if made and train.x.dtype != made[0].train.x.dtype:
+            raise ValueError(
+                f"Task {t} has samples of {train.x.dtype}, task 0 of {made[0].train.x.dtype}; give "
+                "all as uint8 or all as floats of one type."
+            )
         if int(train.y.min()) < 0 or int(test.y.min()) < 0:
             raise ValueError(f"Task {t} has a negative label; number the classes from 0 on.")
         classes = int(max(train.y.max(), test.y.max())) + 1

@@ -122,7 +122,7 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
     chosen: dict[str, dict[str, Any]] = {part: {} for part in kinds}
     for key, value in (settings | changes).items():
         chosen[owner[key]][key] = value
-        if isinstance(getattr(kinds[owner[key]], key), bool) and not isinstance(value, bool):
+        if isinstance(getattr(kinds[owner[key]], key, None), bool) and not isinstance(value, bool):
             raise ValueError(f"{key} must be True or False, not {value!r}.")
     parts = {part: make(**chosen[part]) for part, make in kinds.items()}
     config = Config(benchmark, method, preset, **parts)

@@ -52,7 +52,7 @@ def locate(
         if not float(loss) <= LIMIT:
             return step, _largest(params, trained), f"the loss is {float(loss):g}; {LARGE}"
         with torch.no_grad():
-            params, changes = method.step(params, grads, state, lr)
+            params, changes = method.step(params, grads, state, batch, lr)
         state = {**state, **changes}
         for name in trained:
             if not bool(params[name].isfinite().all()):

@@ -16,6 +16,11 @@ def seed_of(*key: int | str) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
+def uniform(rows: int, columns: int, *key: int | str) -> Tensor:
+    """Numbers in [0, 1) of a key, the same on every device."""
+    return torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed_of(*key)))
+
+
 def order(n: int, *key: int | str) -> Tensor:
     """0 to n - 1 in the order of a key, the same on every device."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed_of(*key)))

@@ -36,10 +36,10 @@ def evaluate(
     totals = torch.zeros(2, dtype=torch.float64, device=network.device)
     for each, part in zip(weights, parts, strict=True):
         for k in range(passes):
-            for x, y, _, head in epoch_batches([part], size, *key, part.task, k):
-                logits = network(each, x, head)
-                loss = F.cross_entropy(logits, y, reduction="sum")
-                right = (logits.argmax(1) == y).sum()
+            for batch in epoch_batches([part], size, *key, part.task, k):
+                logits = network(each, batch.x, batch.head)
+                loss = F.cross_entropy(logits, batch.y, reduction="sum")
+                right = (logits.argmax(1) == batch.y).sum()
                 totals += torch.stack([loss.double(), right.double()])
     count = passes * sum(len(part.samples) for part in parts)
     loss, right = totals.tolist()

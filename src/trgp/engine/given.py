@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +41,15 @@ def tensors(config: Config, tasks: Tasks, network: Callable[[], nn.Module]) -> t
     """Tasks in memory, whose content is a part of the configuration."""
     if config.data.tasks is not None or config.data.model is not None:
         raise ValueError("Tasks given as tensors have their number and network; leave both out.")
+    if not isinstance(tasks, Sequence):
+        raise TypeError("A benchmark is a name, the path of an npz file or a list of tasks.")
+    if isinstance(network, nn.Module) or not callable(network):
+        raise TypeError("The network must be a class or a function that makes one, not one made.")
     total = hashlib.sha256()
     for task in tasks:
-        for samples in task:
-            for tensor in samples:
-                if not isinstance(tensor, Tensor):
-                    raise TypeError("A task is ((x, y), (x, y)), train and test, of four tensors.")
-                total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                total.update(tensor_bytes(tensor))
-    total.update(_described(network).encode())
+        for tensor in _four(task):
+            _add(total, tensor)
+    _add_network(total, network)
 
     def load(seed: int, device: torch.device) -> Benchmark:
         return benchmarks.from_tensors(tasks, network, seed=seed, device=device)
@@ -56,18 +57,38 @@ def tensors(config: Config, tasks: Tasks, network: Callable[[], nn.Module]) -> t
     return replace(config, data_source=total.hexdigest()[:16]), load
 
 
-def _described(network: Callable[[], nn.Module]) -> str:
-    """What a network is made of, and the text of its class where there is one to read."""
+def _four(task: Any) -> tuple[Tensor, ...]:
+    try:
+        (train_x, train_y), (test_x, test_y) = task
+    except (TypeError, ValueError):
+        found: tuple[Any, ...] = ()
+    else:
+        found = train_x, train_y, test_x, test_y
+    if not found or not all(isinstance(tensor, Tensor) for tensor in found):
+        raise TypeError("A task is ((x, y), (x, y)), train and test, of four tensors.")
+    return found
+
+
+def _add(total: "hashlib._Hash", tensor: Tensor) -> None:
+    total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    total.update(tensor_bytes(tensor))
+
+
+def _add_network(total: "hashlib._Hash", network: Callable[[], nn.Module]) -> None:
+    """What a network is made of, what it starts from, and the text of its class if there is one."""
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         module = network()
     if not isinstance(module, nn.Module):
         raise TypeError(f"network made a {type(module).__name__}, not an nn.Module.")
-    shapes = {name: (p.dtype, tuple(p.shape)) for name, p in module.named_parameters()}
     try:
         source = inspect.getsource(type(module))
     except (OSError, TypeError):
         source = ""
-    return f"{module} {shapes} {source}"
+    total.update(f"{module} {source}".encode())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        total.update(name.encode())
+        _add(total, tensor)
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:

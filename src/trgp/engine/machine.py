@@ -42,19 +42,19 @@ def repeatable(device: torch.device) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, torch.get_num_threads()
-    strict = torch.are_deterministic_algorithms_enabled()
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         try:
-            torch.use_deterministic_algorithms(True, warn_only=True)
+            # Not by use_deterministic_algorithms, which imports the compiler: seconds, for nothing.
+            torch.set_deterministic_debug_mode("warn")
             cudnn.benchmark = False
             yield
         finally:
-            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            torch.set_deterministic_debug_mode(mode)
             cudnn.benchmark = before[0]
             torch.set_num_threads(before[1])
 

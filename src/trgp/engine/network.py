@@ -1,14 +1,16 @@
 """A network as a pure function of its parameters."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..benchmarks import Task
-from ..methods.base import Params
+from ..methods.base import GATE, Params
 from .draws import seed_of
 
 
@@ -33,6 +35,8 @@ class Network:
                 f"{type(self.module).__name__} has one head, but every task here has its own; keep "
                 "one a task in self.heads, and let forward(x, head) compute that of a task."
             )
+        self.heads = len(self.module.heads) if separate_heads else 1  # type: ignore[arg-type]
+        self._all = _EveryHead(self.module)
         params = dict(self.module.named_parameters())
         self.trainable = frozenset(name for name, p in params.items() if p.requires_grad)
         self.buffers = tuple(name for name, _ in self.module.named_buffers())
@@ -42,8 +46,34 @@ class Network:
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
         chosen = {"head": head} if self.separate_heads else {}
-        logits: Tensor = functional_call(self.module, dict(params), (x,), chosen)
+        with self._gated(params) as own:
+            logits: Tensor = functional_call(self.module, own, (x,), chosen)
         return logits
+
+    def every_head(self, params: Params, x: Tensor) -> Tensor:
+        """The logits of all heads, (heads, samples, classes), from one pass where possible."""
+        if not self.separate_heads:
+            return self(params, x, 0).unsqueeze(0)
+        if not hasattr(self.module, "features"):
+            return torch.stack([self(params, x, t) for t in range(self.heads)])
+        with self._gated(params) as own:
+            inside = {f"network.{name}": tensor for name, tensor in own.items()}
+            logits: Tensor = functional_call(self._all, inside, (x,))
+        return logits
+
+    @contextmanager
+    def _gated(self, params: Params) -> Iterator[dict[str, Tensor]]:
+        """The network's own parameters; while this is open, gates act on its modules' inputs."""
+        gates = {n.removeprefix(GATE): a for n, a in params.items() if n.startswith(GATE)}
+        handles = [
+            self.module.get_submodule(name).register_forward_pre_hook(partial(_gate, gate))
+            for name, gate in gates.items()
+        ]
+        try:
+            yield {n: p for n, p in params.items() if not n.startswith(GATE)}
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Refuse tasks that the network cannot compute."""
@@ -74,6 +104,24 @@ class Network:
     def _initialised(self, task: int) -> nn.Module:
         torch.manual_seed(seed_of(self._seed, "init", task))
         return self._make().to(self.device)
+
+
+class _EveryHead(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.network.features(x)  # type: ignore[operator]
+        return torch.stack([head(features) for head in self.network.heads])  # type: ignore[union-attr]
+
+
+def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The input (N, channels, ...), or flattened from it, times a factor a channel."""
+    x, *rest = args
+    each = x.shape[1] // len(factors)
+    wide = factors.repeat_interleave(each) if each > 1 else factors
+    return x * wide.view(1, -1, *[1] * (x.dim() - 2)), *rest
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

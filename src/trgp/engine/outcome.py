@@ -51,6 +51,7 @@ def outcome(config: Config, seed: int, method: Method, end: Position, command: s
         form=report.form,
         changed=config.changed,
         untrained=record.untrained,
+        figures=dict(report.figures or {}),
         digest=_digest(end),
     )
 

@@ -1,6 +1,7 @@
 """Runs: a configuration from some seeds, stored so that it can be resumed and quoted."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral
@@ -30,7 +31,7 @@ MOST = 10_000  # seeds at once; more are a slip of the pen
 
 
 def run(
-    benchmark: str | Tasks,
+    benchmark: PathLike | Tasks,
     method: str = "trgp",
     *,
     preset: str = "paper",
@@ -59,6 +60,8 @@ def run(
     with _bad_input():
         wanted = check_seeds(seeds)
         place = resolve(device)
+        if isinstance(benchmark, os.PathLike):
+            benchmark = os.fspath(benchmark)
         if isinstance(benchmark, str):
             if network is not None:
                 raise ValueError("Give another network to a benchmark as model='module:Class'.")

@@ -196,6 +196,7 @@ class Sequencer:
             position.state,
             self._training.batch,
             self._seed,
+            len(self._stages),
         )
 
     def _schedule(self) -> Schedule:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..methods.base import Batch, Method, Params
-from .batches import Part, epoch_batches
+from .batches import Part, cuts, epoch_batches
 from .divergence import DivergenceError, locate
-from .draws import seed_of
+from .draws import seed_of, uniform
 from .errors import RunError
 from .gradients import loss_and_gradients
 from .tree import State
@@ -31,8 +31,15 @@ class Epoch:
         """Its batches in order, once the network and its dropout are ready for them."""
         method.train_mode(self.task)
         torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
-        key = (self.seed, "order", self.task, self.number)
-        return epoch_batches(self.parts, self.batch_size, *key)
+        steps = sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
+        # A last sample may have joined a full batch.
+        count = method.random_numbers(self.batch_size + 1)
+        key = (self.task, self.number)
+        numbers = uniform(steps, count, self.seed, "steps", *key).to(method.network.device)
+        ordered = epoch_batches(self.parts, self.batch_size, self.seed, "order", *key)
+        for k, batch in enumerate(ordered):
+            progress = k / max(1, steps - 1)
+            yield batch._replace(u=numbers[k], first=self.number == 0, progress=progress)
 
 
 def train_epoch(
@@ -66,7 +73,7 @@ def train_step(
     """One step: loss, gradient, the method's update."""
     loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
     with torch.no_grad():
-        params, changes = method.step(params, grads, state, lr)
+        params, changes = method.step(params, grads, state, batch, lr)
     if not changes.keys() <= set(method.moving):
         raise ValueError(
             f"A step changed {', '.join(changes)} of the state, but {type(method).__name__}.moving "
@@ -82,7 +89,7 @@ def diverged(method: Method, params: Params, state: State, epoch: Epoch) -> RunE
     if found is not None:
         return DivergenceError(epoch.task, epoch.number, *found)
     return RunError(
-        f"The validation loss of task {epoch.task} after epoch {epoch.number + 1} is infinite or "
-        "no number, though every step of the training is sound; see that the validation samples "
-        "are finite."
+        f"The validation loss of task {epoch.task} after epoch {epoch.number + 1} is beyond all "
+        "bounds or no number, though every step of the training is sound; see that the validation "
+        "samples are finite."
     )

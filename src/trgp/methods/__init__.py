@@ -5,10 +5,16 @@ from collections.abc import Mapping
 
 from ..hints import meant
 from ..imports import imported
+from .agem import AGEM
 from .base import About, Batch, Factors, Grads, Method, Params, Rate, Report, sgd
+from .er import ER
+from .ewc import EWC
 from .finetune import Finetune
 from .gpm import GPMMethod
+from .hat import HAT
+from .lwf import LwF
 from .multitask import Multitask
+from .owm import OWM
 from .single import Single
 from .trgp import TRGPMethod
 
@@ -30,6 +36,12 @@ METHODS: Mapping[str, type[Method]] = {
     "finetune": Finetune,
     "single": Single,
     "multitask": Multitask,
+    "owm": OWM,
+    "ewc": EWC,
+    "hat": HAT,
+    "agem": AGEM,
+    "er": ER,
+    "lwf": LwF,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,
 }

@@ -23,6 +23,8 @@ Params = Mapping[str, Tensor]
 """By its name in the network everything it computes with, buffers too, and a method's own
 trainable tensors beside them."""
 Rate = float | Tensor
+GATE = "gate "
+"""Begins the names, in what `weights_for` gives, of factors (channels,) on a module's input."""
 
 
 class Batch(NamedTuple):
@@ -32,6 +34,9 @@ class Batch(NamedTuple):
     y: Tensor
     task: int
     head: int  # of the network, 0 where all tasks share one
+    u: Tensor | None = None  # as many uniform random numbers as the method asks for
+    first: bool = False  # whether it is the task's first epoch: the samples are new
+    progress: Rate = 0.0  # from 0 at the epoch's first batch to 1 at its last
 
 
 class Factors(NamedTuple):
@@ -69,6 +74,8 @@ class Report:
     """By task and layer the old tasks it trusts, strongest first."""
     ranks: Mapping[str, list[int]] | None = None
     """By layer the protected directions after every task."""
+    figures: Mapping[str, float] | None = None
+    """Whatever else is worth a number, by its name."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +113,17 @@ class Method:
         """Names of linear weights whose gradients `step` wants as factors."""
         return frozenset()
 
+    def random_numbers(self, batch_size: int) -> int:
+        """How many uniform random numbers a step needs, as `batch.u`: it must not draw itself."""
+        return 0
+
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
         weights = self.weights_for(params, state, batch.task)
         return F.cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
     def step(
-        self, params: Params, grads: Grads, state: State, lr: Rate
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
         """The parameters after a step, and those entries of the state that it changes.
 

@@ -5,22 +5,20 @@ the layer's inputs; later tasks update weights only orthogonally to it: W <- W -
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..core.capture import Gram
 from ..core.guard import with_coordinates
 from ..core.native import cheaper_form, projected_factored_step, projected_step
-from ..core.plan import Norm, Plan
 from ..core.subspace import Extension, extend
 from ..engine.tree import State, level, put, tensors
 from ..options import check_count
-from .base import About, Factors, Grads, Method, Params, Rate, Report, sgd
-from .protected import Directions, Protected, input_grams, plan_of, protected_layers
+from .base import About, Factors, Grads, Params, Rate, Report
+from .layerwise import Layerwise, between, several, with_ones
+from .protected import Directions, input_grams
 from .quirks import one_short
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GPMMethod(Method):
+class GPMMethod(Layerwise):
     """Weights move only orthogonally to what old tasks' inputs span."""
 
     about: ClassVar[About] = About(
@@ -48,14 +46,12 @@ class GPMMethod(Method):
     images_per_layer: tuple[int, ...] = ()
     """Quirk: how many of the samples each layer's basis is computed from, because the published
     code loops over image patches in Python and saves time where maps are large (none: all)."""
-    norm: Norm = "freeze"
-    """Norm layers after the first task: freeze, shared (go on training, for all tasks), per_task (a
-    copy a task). The published TRGP shares them on split CIFAR-100, by a slip in an index."""
     first_task_short: bool = False
     """Quirk: the first task's basis lacks the direction that reaches the threshold, because the
     published code counts those before it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "threshold", several(self.threshold))
         object.__setattr__(self, "images_per_layer", several(self.images_per_layer))
         if not self.threshold or not all(between(v, 0, 1) and v for v in self.threshold):
@@ -67,46 +63,18 @@ class GPMMethod(Method):
         check_count("samples", self.samples)
         for count in self.images_per_layer:
             check_count("images_per_layer", count)
-        if self.norm not in ("freeze", "shared", "per_task"):
-            raise ValueError(f"norm must be freeze, shared or per_task, not {self.norm!r}.")
 
-    @cached_property
-    def plan(self) -> Plan:
-        return plan_of(self.network.module, self.network.separate_heads, self.norm)
-
-    @cached_property
-    def layers(self) -> dict[str, Protected]:
-        """The protected layers by their names, first to last."""
-        found = protected_layers(self.network.module, self.plan)
+    def check(self) -> None:
+        super().check()
         for name, values in (
             ("threshold", self.threshold if len(self.threshold) > 1 else ()),
             ("images_per_layer", self.images_per_layer),
         ):
-            if values and len(values) != len(found):
+            if values and len(values) != len(self.layers):
                 raise ValueError(
-                    f"{name} has {len(values)} values for {len(found)} layers; give one for each "
-                    f"of {', '.join(found)}."
+                    f"{name} has {len(values)} values for {len(self.layers)} layers; give one for "
+                    f"each of {', '.join(self.layers)}."
                 )
-        return found
-
-    def check(self) -> None:
-        if not self.layers:
-            raise ValueError("The network has no layer that can be protected.")
-
-    def frozen(self, task: int) -> frozenset[str]:
-        """After the first task: norm layers, if so chosen, and what cannot be protected."""
-        if task == 0:
-            return frozenset()
-        slots = {id(slot.param) for slot in self.plan.others.values()}
-        slots |= {id(p) for norm in self.plan.norms.values() for p in norm.parameters()}
-        named = self.network.module.named_parameters()
-        return frozenset(name for name, p in named if id(p) in slots)
-
-    def train_mode(self, task: int) -> None:
-        self.network.module.train()
-        if task:
-            for norm in self.plan.norms.values():
-                norm.eval()
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         """Remember C = W M, which no step may change."""
@@ -130,19 +98,6 @@ class GPMMethod(Method):
                     chosen.add(each.names[0])
         return frozenset(chosen)
 
-    def step(
-        self, params: Params, grads: Grads, state: State, lr: Rate
-    ) -> tuple[dict[str, Tensor], State]:
-        new = sgd(params, {k: g for k, g in grads.items() if k not in self._packed_names}, lr)
-        moved: dict[str, State] = {}
-        for name, each in self.layers.items():
-            if each.names[0] in grads:
-                W, changes = self.layer_step(name, each.pack(params), grads, state, lr)
-                new |= each.unpack(W, params)
-                for key, value in changes.items():
-                    moved[key] = {**moved.get(key, {}), name: value}
-        return new, moved
-
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -156,13 +111,6 @@ class GPMMethod(Method):
             x = with_ones(gradient.x, W)
             return projected_factored_step(held["M"], W, gradient.delta, x, lr), {}
         return projected_step(held["M"], W, self.packed(each, grads), lr), {}
-
-    @cached_property
-    def _packed_names(self) -> frozenset[str]:
-        return frozenset(name for each in self.layers.values() for name in each.names)
-
-    def packed(self, each: Protected, grads: Grads) -> Tensor:
-        return each.pack({name: grads[name] for name in each.names})  # type: ignore[misc]
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""
@@ -181,10 +129,7 @@ class GPMMethod(Method):
             before = tensors(level(state, "ranks")).get(name)
             now = chosen.ranks.sum().reshape(1)
             state = put(state, now if before is None else torch.cat([before, now]), "ranks", name)
-        if self.plan.per_task:
-            copies = {name: params[name].clone() for name in self.plan.per_task}
-            state = put(state, copies, "copies", str(ctx.task))
-        return params, state
+        return params, self.with_copies(params, state, ctx.task)
 
     def shared(self, params: Params, state: State) -> dict[str, Tensor]:
         """The weights that all tasks share, their part inside span(M) exactly as it was."""
@@ -221,23 +166,6 @@ class GPMMethod(Method):
         value = self.threshold[layer if len(self.threshold) > 1 else 0]
         return min(1.0, value + self.threshold_growth * task)
 
-    def weights_for(self, params: Params, state: State, task: int) -> Params:
-        copies = tensors(level(state, "copies", str(task)))
-        return {**params, **copies} if copies else params
-
     def report(self, state: State) -> Report:
         ranks = tensors(level(state, "ranks"))
         return Report(ranks={name: counts.tolist() for name, counts in ranks.items()})
-
-
-def with_ones(x: Tensor, W: Tensor) -> Tensor:
-    """The inputs with a 1 for a bias, if W (g, o, n) has one."""
-    return pad(x, (0, W.shape[2] - x.shape[1]), value=1.0) if W.shape[2] > x.shape[1] else x
-
-
-def several(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def between(value: object, low: float, high: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

@@ -19,8 +19,9 @@ from ..core.scaling import effective_weight
 from ..core.trust_region import projections, total_over, trust_region
 from ..engine.tree import State, level, put, tensors
 from ..options import check_count
-from .base import About, Factors, Grads, Params, Rate, Report, sgd
-from .gpm import GPMMethod, between, several, with_ones
+from .base import About, Batch, Factors, Grads, Params, Rate, Report, sgd
+from .gpm import GPMMethod
+from .layerwise import between, several, with_ones
 from .protected import Directions
 from .quirks import strongest_unprotected
 from .scaling_forms import Form, LiteralForm, NativeForm, numbered
@@ -170,12 +171,12 @@ class TRGPMethod(GPMMethod):
         return super().factored(state, batch_size) - made
 
     def step(
-        self, params: Params, grads: Grads, state: State, lr: Rate
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
         """GPM's step; the scalings have a rate of their own."""
         own = {name: g for name, g in grads.items() if name.startswith(OWN)}
         new, moved = super().step(
-            params, {n: g for n, g in grads.items() if n not in own}, state, lr
+            params, {n: g for n, g in grads.items() if n not in own}, state, batch, lr
         )
         return sgd(new, own, lr * self.scale_rate), moved
 

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from ..options import check_count
+from .gates import HEADS, Gate
 
 
 class AlexNet(nn.Module):
@@ -37,6 +38,16 @@ class AlexNet(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.pool = nn.MaxPool2d(2)
         self.heads = nn.ModuleList(nn.Linear(2048, classes, bias=False) for _ in range(heads))
+
+    def gates(self) -> list[Gate]:
+        """The units between the layers."""
+        return [
+            Gate("conv2", 64, ("conv1", "bn1"), ("conv2",)),
+            Gate("conv3", 128, ("conv2", "bn2"), ("conv3",)),
+            Gate("fc1", 256, ("conv3", "bn3"), ("fc1",)),
+            Gate("fc2", 2048, ("fc1", "bn4"), ("fc2",)),
+            Gate(HEADS, 2048, ("fc2", "bn5"), ()),
+        ]
 
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: (N, 2048)."""

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..options import check_count
+from .gates import HEADS, Gate
 
 
 class ResponseNorm(nn.Module):
@@ -40,6 +41,15 @@ class LeNet(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
+
+    def gates(self) -> list[Gate]:
+        """The units between the layers."""
+        return [
+            Gate("conv2", 20, ("conv1",), ("conv2",)),
+            Gate("fc1", 50, ("conv2",), ("fc1",)),
+            Gate("fc2", 800, ("fc1",), ("fc2",)),
+            Gate(HEADS, 500, ("fc2",), ()),
+        ]
 
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: (N, 500)."""

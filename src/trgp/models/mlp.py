@@ -1,11 +1,13 @@
 """The perceptron of Permuted MNIST: 784-100-100-10."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from ..options import check_count
+from .gates import HEADS, Gate
 
 
 class MLP(nn.Module):
@@ -16,7 +18,7 @@ class MLP(nn.Module):
 
     def __init__(
         self,
-        inputs: int = 784,
+        inputs: int | tuple[int, ...] = 784,
         hidden: Sequence[int] = (100, 100),
         classes: int = 10,
         *,
@@ -24,7 +26,7 @@ class MLP(nn.Module):
     ) -> None:
         """Sizes of the input, of every hidden layer and of each head."""
         super().__init__()
-        sizes = [inputs, *hidden]
+        sizes = [math.prod(inputs) if isinstance(inputs, tuple) else inputs, *hidden]
         for name, size in [("classes", classes), ("heads", heads)]:
             check_count(name, size)
         for size in sizes:
@@ -33,6 +35,15 @@ class MLP(nn.Module):
             nn.Linear(n, o, bias=False) for n, o in itertools.pairwise(sizes)
         )
         self.heads = nn.ModuleList(nn.Linear(sizes[-1], classes, bias=False) for _ in range(heads))
+
+    def gates(self) -> list[Gate]:
+        """The hidden units."""
+        found = []
+        for k, layer in enumerate(self.layers):
+            after = f"layers.{k + 1}" if k + 1 < len(self.layers) else HEADS
+            consumers = () if after == HEADS else (after,)
+            found.append(Gate(after, int(layer.weight.shape[0]), (f"layers.{k}",), consumers))  # type: ignore[index]
+        return found
 
     def features(self, x: Tensor) -> Tensor:
         """The last hidden layer, of samples of any shape."""

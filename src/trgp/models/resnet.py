@@ -1,9 +1,12 @@
 """The reduced ResNet18 of 5-Datasets (32x32) and split MiniImageNet (84x84)."""
 
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..options import check_count
+from .gates import HEADS, Gate
 
 
 class BasicBlock(nn.Module):
@@ -83,6 +86,26 @@ class ResNet18(nn.Module):
         self.stages = nn.ModuleList(stages)
         n = planes * (side // 2) ** 2
         self.heads = nn.ModuleList(nn.Linear(n, classes, bias=False) for _ in range(heads))
+
+    def gates(self) -> list[Gate]:
+        """The channels inside every block, and those between blocks, of which each block is one.
+
+        A block's sum is gated before both the next block's layers and its identity see it.
+        """
+        found = []
+        before: tuple[str, ...] = ("conv1", "bn1")
+        units = self.conv1.out_channels
+        for i, stage in enumerate(self.stages):
+            for j, module in enumerate(stage.children()):
+                block = cast(BasicBlock, module)
+                name = f"stages.{i}.{j}"
+                short = (f"{name}.shortcut.0", f"{name}.shortcut.1") if len(block.shortcut) else ()
+                found.append(Gate(name, units, before, (f"{name}.conv1", *short[:1])))
+                units = block.conv1.out_channels
+                within = (f"{name}.conv1", f"{name}.bn1")
+                found.append(Gate(f"{name}.conv2", units, within, (f"{name}.conv2",)))
+                before = (f"{name}.conv2", f"{name}.bn2", *short)
+        return [*found, Gate(HEADS, units, before, ())]
 
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: the last maps, averaged over 2x2 and flattened."""

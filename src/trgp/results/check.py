@@ -103,5 +103,6 @@ FIELDS = {
     "form": Kind(_or_none(_text), "a text or null"),
     "changed": _SETTINGS,
     "untrained": Kind(_or_none(_list_of(_within(0, 1))), "fractions in [0, 1] or null"),
+    "figures": Kind(_dict_of(_number), "numbers by name"),
     "digest": _TEXT,
 }

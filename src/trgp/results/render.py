@@ -35,6 +35,9 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
     forms = {run.form for run in results if run.form is not None}
     if forms:
         rows["form"] = ", ".join(sorted(forms))
+    for name in first.figures:
+        values = [run.figures[name] for run in results if name in run.figures]
+        rows[name] = f"{statistics.fmean(values):.3f}"
     if first.changed:
         rows["changed"] = layout.settings(first.changed)
     seeds = ", ".join(str(run.seed) for run in results)

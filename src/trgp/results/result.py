@@ -52,6 +52,8 @@ class Result:
     """The settings that differ from the preset's."""
     untrained: list[float] | None = None
     """The accuracies of the network as initialised, where unseen tasks were evaluated."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What else the method reports, by name."""
     digest: str = ""
     """Of all final weights and of the method's state: equal digests, equal bits."""
 

@@ -1,0 +1,79 @@
+"""Averaged gradient episodic memory, A-GEM (Chaudhry et al., ICLR 2019).
+
+Each task leaves some examples. A gradient g that would raise the mean loss on a random batch of
+them, g . g_ref < 0, is projected: g - (g . g_ref / g_ref . g_ref) g_ref.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..engine.tree import State, level, tensors
+from ..options import check_count
+from . import memory
+from .base import About, Batch, Grads, Method, Params, Rate
+
+if TYPE_CHECKING:
+    from ..engine.context import Context
+
+
+@dataclass(frozen=True)
+class AGEM(Method):
+    """A step may not raise the mean loss on stored examples, to first order."""
+
+    about: ClassVar[About] = About(
+        family="replay",
+        stores="examples of old tasks",
+        paper="Chaudhry et al., ICLR 2019",
+        task_id_at_test=False,
+    )
+
+    memory_size: int = 1000
+    """Examples that are stored, of all tasks together, the same number of each."""
+
+    def __post_init__(self) -> None:
+        check_count("memory_size", self.memory_size)
+
+    def random_numbers(self, batch_size: int) -> int:
+        return batch_size
+
+    def step(
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        held = tensors(level(state, "memory"))
+        if held:
+            grads = projected(grads, self.reference(params, held, batch, list(grads)))
+        return super().step(params, grads, state, batch, lr)
+
+    def reference(
+        self, params: Params, held: memory.Examples, batch: Batch, trained: list[str]
+    ) -> dict[str, Tensor]:
+        """The gradient of the mean loss on as many examples as the batch has samples."""
+        assert batch.u is not None
+        them = memory.picked(held, batch.u[: len(batch.y)], len(held["y"]))
+        # What old heads are trained by counts as well, though the batch's loss does not reach it.
+        names = sorted(self.network.trainable)
+        with torch.enable_grad():
+            free = {name: params[name].detach().requires_grad_() for name in names}
+            loss = memory.loss(self.network, {**params, **free}, them)
+            found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+        return {n: g for n, g in zip(names, found, strict=True) if g is not None and n in trained}
+
+    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+        """Store some examples of the task."""
+        share = max(1, self.memory_size // ctx.tasks)
+        new = memory.examples(ctx.samples(share, "memory"))
+        held = tensors(level(ctx.state, "memory"))
+        return ctx.params, {"memory": memory.joined(held, new) if held else new}
+
+
+def projected(grads: Grads, reference: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients without what points against the reference; themselves where nothing does."""
+    own = {name: g for name, g in grads.items() if isinstance(g, Tensor)}
+    shared = [name for name in own if name in reference]
+    along = torch.stack([(own[n] * reference[n]).sum() for n in shared]).sum()
+    length = torch.stack([reference[n].square().sum() for n in shared]).sum()
+    excess = along.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
+    return own | {name: own[name] - excess * reference[name] for name in shared}

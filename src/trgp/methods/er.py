@@ -1,0 +1,73 @@
+"""Experience replay from a reservoir, ER_Res (Chaudhry et al., 2019).
+
+A memory of fixed size holds a uniform sample of all that was ever seen; every batch is learnt
+together with as many examples from it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..engine.tree import State, level, tensors
+from ..options import check_count
+from . import memory
+from .base import About, Batch, Grads, Method, Params, Rate
+
+if TYPE_CHECKING:
+    from ..engine.context import Context
+
+
+@dataclass(frozen=True)
+class ER(Method):
+    """Every batch is learnt together with as many stored examples."""
+
+    about: ClassVar[About] = About(
+        family="replay",
+        stores="examples of old tasks",
+        paper="Chaudhry et al., 2019",
+        task_id_at_test=False,
+    )
+    moving: ClassVar[tuple[str, ...]] = ("memory", "seen")
+
+    memory_size: int = 1000
+    """Examples that are stored, of all tasks together."""
+
+    def __post_init__(self) -> None:
+        check_count("memory_size", self.memory_size)
+
+    def random_numbers(self, batch_size: int) -> int:
+        return 2 * batch_size
+
+    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+        if "memory" in ctx.state:
+            return ctx.params, ctx.state
+        kept = memory.empty(self.memory_size, ctx.samples(1, "shape"))
+        return ctx.params, {"memory": kept, "seen": torch.zeros_like(kept["y"][0])}
+
+    def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
+        """Over the batch and as many examples; before there are any, over the batch twice."""
+        assert batch.u is not None
+        new = memory.examples(batch)
+        held, seen = tensors(level(state, "memory")), tensors(state)["seen"]
+        u = batch.u[: len(batch.y)]
+        replayed = memory.picked(held, u, seen.clamp(max=self.memory_size))
+        replayed = {key: torch.where(seen > 0, replayed[key], new[key]) for key in new}
+        return memory.loss(self.network, params, memory.joined(new, replayed))
+
+    def step(
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        """Plain SGD; in a task's first epoch its samples pass the reservoir."""
+        moved, _ = super().step(params, grads, state, batch, lr)
+        if not batch.first:
+            return moved, {}
+        assert batch.u is not None
+        kept, seen = memory.reservoir(
+            tensors(level(state, "memory")),
+            tensors(state)["seen"],
+            memory.examples(batch),
+            batch.u[len(batch.y) :],
+        )
+        return moved, {"memory": kept, "seen": seen}

@@ -1,0 +1,183 @@
+"""Hard Attention to the Task, HAT (Serra, Suris, Miron and Karatzoglou, ICML 2018).
+
+Every task has a gate a = sigmoid(s e) for every unit, learnt with the weights while s grows from
+1/s_max to s_max within an epoch. What old tasks' gates let through is a^max; the gradient of a
+weight from unit i to unit o is multiplied by 1 - min(a^max_o, a^max_i), so that it does not move
+where an old task uses both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine.draws import seed_of
+from ..engine.tree import State, level, put, tensors
+from ..models.gates import Gate
+from ..options import check_number
+from .base import GATE, About, Batch, Grads, Method, Params, Rate, Report, sgd
+
+if TYPE_CHECKING:
+    from ..engine.context import Context
+
+OWN = "embedding "  # begins the names of the embeddings among the parameters
+LARGEST = 6.0  # an embedding's size: beyond it a gate no longer learns
+CLIP = 10_000.0  # of the gradient's norm, as published
+
+
+@dataclass(frozen=True)
+class HAT(Method):
+    """Units are gated by task, and weights between units that old tasks use stay."""
+
+    about: ClassVar[About] = About(
+        family="masks",
+        stores="a gate a unit and task",
+        paper="Serra et al., ICML 2018",
+        task_id_at_test=True,
+        several_heads=True,
+    )
+
+    s_max: float = 400.0
+    """The steepness of the gates at the end of an epoch, and in the test."""
+    sparsity: float = 0.75
+    """c, the weight of the share of unused capacity that a task takes."""
+
+    def __post_init__(self) -> None:
+        check_number("s_max", self.s_max, above=0)
+        if self.sparsity != 0:
+            check_number("sparsity", self.sparsity, above=0)
+
+    @cached_property
+    def gates(self) -> list[Gate]:
+        """Where units are, from the network."""
+        gates: list[Gate] = self.network.module.gates()  # type: ignore[operator]
+        return gates
+
+    def check(self) -> None:
+        if not hasattr(self.network.module, "gates"):
+            raise ValueError(
+                f"{type(self.network.module).__name__} does not say where its units are, which hat "
+                "needs; give it a method gates(), as the networks in trgp.models have."
+            )
+
+    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+        draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
+        own = {
+            OWN + gate.name: torch.randn(gate.units, generator=draw).to(ctx.network.device)
+            for gate in self.gates
+        }
+        return {**ctx.params, **own}, ctx.state
+
+    def steepness(self, progress: Rate) -> Rate:
+        """s, from 1/s_max at an epoch's first batch to s_max at its last."""
+        return 1 / self.s_max + (self.s_max - 1 / self.s_max) * progress
+
+    def opened(self, params: Params, s: Rate) -> dict[str, Tensor]:
+        """The gates of the task being learnt."""
+        return {g.name: torch.sigmoid(s * params[OWN + g.name]) for g in self.gates}
+
+    def gated(self, params: Params, open_: Mapping[str, Tensor], head: int) -> Params:
+        """The parameters with the gates where the network finds them."""
+        plain = {name: p for name, p in params.items() if not name.startswith(OWN)}
+        return plain | {GATE + g.module(head): open_[g.name] for g in self.gates}
+
+    def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
+        a = self.opened(params, self.steepness(batch.progress))
+        logits = self.network(self.gated(params, a, batch.head), batch.x, batch.head)
+        return F.cross_entropy(logits, batch.y) + self.sparsity * self.taken(a, state)
+
+    def taken(self, a: Mapping[str, Tensor], state: State) -> Tensor:
+        """The share of what no old task uses that this one opens."""
+        used = tensors(level(state, "used"))
+        free = {name: 1 - used[name] if used else torch.ones_like(gate) for name, gate in a.items()}
+        opened = torch.stack([(a[name] * free[name]).sum() for name in a]).sum()
+        # Where nothing is left there is nothing to save.
+        return opened / torch.stack([f.sum() for f in free.values()]).sum().clamp(min=1e-6)
+
+    def step(
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        own = {name: g for name, g in grads.items() if isinstance(g, Tensor)}
+        own |= self.compensated(params, own, self.steepness(batch.progress))
+        used = tensors(level(state, "used"))
+        if used:
+            own |= self.masked(own, used)
+        length = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
+        scale = (CLIP / length.clamp(min=1e-12)).clamp(max=1.0)
+        new = sgd(params, {name: g * scale for name, g in own.items()}, lr)
+        clamped = {n: p.clamp(-LARGEST, LARGEST) for n, p in new.items() if n.startswith(OWN)}
+        return new | clamped, {}
+
+    def compensated(self, params: Params, grads: Params, s: Rate) -> dict[str, Tensor]:
+        """The embeddings' gradients as if s had been 1 all along the annealing."""
+        changed = {}
+        for name in grads:
+            if name.startswith(OWN):
+                e = params[name]
+                steep = torch.cosh((s * e).clamp(-50, 50)) + 1
+                changed[name] = grads[name] * (self.s_max / s) * steep / (torch.cosh(e) + 1)
+        return changed
+
+    def masked(self, grads: Params, used: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What may move of the weights and of the norm layers."""
+        changed = {}
+        for name, (after, before) in self.units_of.items():
+            if name in grads:
+                g = grads[name]
+                hold = used[after].view(-1, *[1] * (g.dim() - 1))
+                if before is not None:
+                    each = g.shape[1] // len(used[before])
+                    enters = used[before].repeat_interleave(each)
+                    hold = torch.minimum(hold, enters.view(1, -1, *[1] * (g.dim() - 2)))
+                changed[name] = g * (1 - hold)
+        return changed
+
+    @cached_property
+    def units_of(self) -> dict[str, tuple[str, str | None]]:
+        """By parameter the gate of the units it feeds, and of those that feed it, if any."""
+        feeds = {layer: gate.name for gate in self.gates for layer in gate.producers}
+        enters = {layer: gate.name for gate in self.gates for layer in gate.consumers}
+        found: dict[str, tuple[str, str | None]] = {}
+        for name, param in self.network.module.named_parameters():
+            layer = name.rpartition(".")[0]
+            if layer in feeds:
+                matrix = param.dim() > 1
+                found[name] = feeds[layer], enters.get(layer) if matrix else None
+        return found
+
+    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+        """Close the gates that are not open, and hold what the open ones use."""
+        a = self.opened(ctx.params, self.s_max)
+        used = tensors(level(ctx.state, "used"))
+        used = {n: torch.maximum(used[n], gate) if used else gate for n, gate in a.items()}
+        state = put(put(ctx.state, a, "gates", str(ctx.task)), used, "used")
+        return {n: p for n, p in ctx.params.items() if not n.startswith(OWN)}, state
+
+    def weights_for(self, params: Params, state: State, task: int) -> Params:
+        kept = tensors(level(state, "gates", str(task)))
+        head = task if self.network.separate_heads else 0
+        if kept:
+            return self.gated(params, kept, head)
+        if OWN + self.gates[0].name in params:
+            return self.gated(params, self.opened(params, self.s_max), head)
+        return params
+
+    def report(self, state: State) -> Report:
+        gates = [
+            a for t in level(state, "gates") for a in tensors(level(state, "gates", t)).values()
+        ]
+        used = list(tensors(level(state, "used")).values())
+        if not gates:
+            return Report()
+        every, whole = torch.cat(gates), torch.cat(used)
+        undecided = ((every > 0.05) & (every < 0.95)).double().mean()
+        return Report(
+            figures={
+                "share of gates between 0.05 and 0.95": float(undecided),
+                "share of units that some task uses": float((whole > 0.5).double().mean()),
+            }
+        )

@@ -1,0 +1,73 @@
+"""Learning without Forgetting, LwF (Li and Hoiem, ECCV 2016).
+
+On the new task's samples the old heads are to answer as the network did before the task: their
+outputs, softened by a temperature, are targets beside the labels.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine.tree import State, level, tensors
+from ..options import check_number
+from .base import About, Batch, Method, Params
+
+if TYPE_CHECKING:
+    from ..engine.context import Context
+
+
+@dataclass(frozen=True)
+class LwF(Method):
+    """Old heads answer to new samples as they did before."""
+
+    about: ClassVar[About] = About(
+        family="distillation",
+        stores="the network before the task",
+        paper="Li and Hoiem, ECCV 2016",
+        task_id_at_test=False,
+    )
+
+    strength: float = 2.0
+    """lambda, the weight of the old heads' loss; 0 is fine-tuning."""
+    temperature: float = 2.0
+    """What logits are divided by before they become probabilities."""
+
+    def __post_init__(self) -> None:
+        if self.strength != 0:
+            check_number("strength", self.strength, above=0)
+        check_number("temperature", self.temperature, above=0)
+
+    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+        if ctx.task == 0 or not self.strength:
+            return ctx.params, ctx.state
+        return ctx.params, {"teacher": dict(ctx.params)}
+
+    def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
+        teacher = tensors(level(state, "teacher"))
+        if not teacher:
+            return super().loss(params, state, batch)
+        # One head that all tasks share answers for all of them.
+        old = batch.task if self.network.separate_heads else 1
+        targets = self.targets(teacher, batch, old)
+        logits = self.network.every_head(params, batch.x)
+        soft = F.log_softmax(logits[:old] / self.temperature, 2)
+        distance = -(targets * soft).sum(2).mean(1).sum()
+        return F.cross_entropy(logits[batch.head], batch.y) + self.strength * distance
+
+    @torch.no_grad()
+    def targets(self, teacher: Params, batch: Batch, old: int) -> Tensor:
+        """What the old heads of the network before the task say, without dropout."""
+        modes = {module: module.training for module in self.network.module.modules()}
+        self.network.module.eval()
+        try:
+            logits = self.network.every_head(teacher, batch.x)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return F.softmax(logits[:old] / self.temperature, 2)
+
+    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+        return ctx.params, {}

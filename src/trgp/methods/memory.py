@@ -1,0 +1,61 @@
+"""Stored examples: taken task by task, or from the stream by a reservoir."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine.network import Network
+from .base import Batch, Params
+
+Examples = dict[str, Tensor]  # x (size, ...), y (size,), head (size,)
+
+
+def empty(size: int, like: Batch) -> Examples:
+    """Room for so many examples."""
+    whole = like.y.new_zeros(size)
+    return {"x": like.x.new_zeros(size, *like.x.shape[1:]), "y": whole, "head": whole.clone()}
+
+
+def examples(batch: Batch) -> Examples:
+    """The samples of a batch with the head that they belong to."""
+    return {"x": batch.x, "y": batch.y, "head": torch.full_like(batch.y, batch.head)}
+
+
+def joined(*parts: Examples) -> Examples:
+    return {key: torch.cat([part[key] for part in parts]) for key in ("x", "y", "head")}
+
+
+def picked(memory: Examples, u: Tensor, filled: int | Tensor) -> Examples:
+    """As many examples as there are random numbers u in [0, 1), from the first `filled`."""
+    index = (u * filled).long().clamp(max=len(memory["y"]) - 1)
+    return {key: value[index] for key, value in memory.items()}
+
+
+def loss(network: Network, params: Params, them: Examples) -> Tensor:
+    """The mean cross-entropy, every example by its own head."""
+    logits = network.every_head(params, them["x"])
+    own = logits[them["head"], torch.arange(len(them["y"]), device=logits.device)]
+    return F.cross_entropy(own, them["y"])
+
+
+def reservoir(memory: Examples, seen: Tensor, new: Examples, u: Tensor) -> tuple[Examples, Tensor]:
+    """The memory and the count after a batch of a stream (Vitter's algorithm R).
+
+    The n-th sample of the stream takes place floor(u n) if the memory has one of that number, so
+    that at any time every sample seen is held with the same probability. Of several that take one
+    place in a batch the last stays, as if they had come one by one.
+    """
+    size, count = len(memory["y"]), len(new["y"])
+    number = seen + torch.arange(count, device=u.device)  # how many came before each
+    place = torch.where(number < size, number, (u[:count].double() * (number + 1)).long())
+    # For every place the last writer, or none: -1.
+    rank = torch.arange(count, device=u.device)
+    writer = torch.full((size + 1,), -1, device=u.device)
+    writer = writer.scatter_reduce(0, place.clamp(max=size), rank, "amax")[:size]
+    written = writer >= 0
+    source = writer.clamp(min=0)
+    kept = {
+        key: torch.where(written.view(-1, *[1] * (old.dim() - 1)), new[key][source], old)
+        for key, old in memory.items()
+    }
+    return kept, seen + count
