@@ -1,4 +1,6 @@
-"""The learner on a GPU: the same properties, and no waiting for the device inside a step."""
+"""On a GPU: the same properties, and no waiting for the device inside a step."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +8,10 @@ import torch.nn.functional as F
 from helpers import ConvNet, Vit
 from torch import Tensor, nn
 
+import trgp
 from trgp import GPM, TRGP
+from trgp.methods import METHODS
+from trgp.models import AlexNet
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -112,3 +117,38 @@ def test_half_precision_training_with_a_grad_scaler_protects_the_memory() -> Non
         coordinates = pin._inner(pin.params, pin.M)
         torch.testing.assert_close(coordinates, pin.C, rtol=1e-4, atol=1e-5)
     learner.end_task(loaders[1])
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "hat"])
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_captured_steps_end_with_the_bits_of_eager_ones(
+    method: str, preset: str, tmp_path: Path
+) -> None:
+    """One head and no dropout here; the next test has heads, BatchNorm and dropout."""
+    digests = {
+        trgp.run(
+            "permuted-digits", method, preset=preset, tasks=3, epochs=2, device="cuda",
+            engine=engine, out=tmp_path / engine,
+        )[0].digest
+        for engine in ("eager", "captured")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_end_with_the_same_bits_also_with_dropout(
+    method: str, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    sequence = [
+        tuple((torch.randn(n, 3, 32, 32, generator=draw), torch.arange(n) % 4) for n in (150, 20))
+        for _ in range(3)
+    ]
+    digests = {
+        trgp.run(
+            sequence, method, network=lambda: AlexNet(3, 4), batch=32, epochs=2, device="cuda",
+            engine=engine, out=tmp_path / engine,
+        )[0].digest
+        for engine in ("eager", "captured")
+    }  # fmt: skip
+    assert len(digests) == 1

@@ -1,6 +1,7 @@
 """Two benchmarks from scikit-learn's 1797 digits of 8 x 8, which need no download."""
 
 import importlib
+from typing import Any
 
 import torch
 
@@ -32,7 +33,13 @@ _PERMUTED_TRGP = {
     "selection_samples": 1294,
     "scale_rate": 0.02,
 }
-_PERMUTED = {"finetune": {"lr": 0.1}, "single": {"lr": 0.4}, "multitask": {"lr": 0.8}}
+_PERMUTED: dict[str, dict[str, Any]] = {
+    "finetune": {"lr": 0.1},
+    "single": {"lr": 0.4},
+    "multitask": {"lr": 0.8},
+    "agem": {"lr": 0.1, "memory_size": 200},
+    "er": {"lr": 0.1, "memory_size": 200},
+}
 PERMUTED_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _PERMUTED_GPM, "trgp": _PERMUTED_TRGP, **_PERMUTED}),
     "official": Preset(
@@ -52,7 +59,13 @@ _SPLIT_TRGP = {
     "selection_samples": 258,
     "scale_rate": 0.01,
 }
-_SPLIT = {"finetune": {"lr": 0.05}, "single": {"lr": 0.1}, "multitask": {"lr": 0.2}}
+_SPLIT: dict[str, dict[str, Any]] = {
+    "finetune": {"lr": 0.05},
+    "single": {"lr": 0.1},
+    "multitask": {"lr": 0.2},
+    "agem": {"lr": 0.1, "memory_size": 50},
+    "er": {"lr": 0.1, "memory_size": 50},
+}
 SPLIT_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _SPLIT_GPM, "trgp": _SPLIT_TRGP, **_SPLIT}),
     "official": Preset(

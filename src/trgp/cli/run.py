@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import arg
@@ -43,6 +43,8 @@ class Running:
     """How many seeds, from 0 on, as in 5, or which, as in 1,2,37."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
+    engine: Literal["auto", "eager", "captured"] = "auto"
+    """Steps one by one (eager), or replayed as CUDA graphs (captured, which auto takes on a GPU)."""
     out: Annotated[str, arg(metavar="DIR")] = "runs"
     """The folder that results and checkpoints are kept in."""
     data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
@@ -100,6 +102,7 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
                 preset=running.preset,
                 seeds=seeds,
                 device=running.device,
+                engine=running.engine,
                 out=running.out,
                 data_root=running.data_root,
                 fresh=running.fresh,

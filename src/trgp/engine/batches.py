@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..data import Tensors
 from ..methods.base import Batch
@@ -29,15 +30,24 @@ def cuts(n: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
 
 
-def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
-    """Every sample once, in the order of a key; a batch is of one part."""
-    orders = [
-        order(len(part.samples), *key, i).to(part.samples.y.device) for i, part in enumerate(parts)
-    ]
+def orders_of(parts: Sequence[Part], *key: int | str) -> list[Tensor]:
+    """The samples of every part in the order of a key."""
+    return [order(len(part.samples), *key, i) for i, part in enumerate(parts)]
+
+
+def pieces_of(parts: Sequence[Part], size: int, *key: int | str) -> list[tuple[int, slice]]:
+    """The batches of all parts as (part, piece of its order); of several parts they are mixed."""
     pieces = [(i, cut) for i, part in enumerate(parts) for cut in cuts(len(part.samples), size)]
     if len(parts) > 1:
         pieces = [pieces[k] for k in order(len(pieces), *key, "parts").tolist()]
-    for i, cut in pieces:
+    return pieces
+
+
+def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
+    """Every sample once, in the order of a key; a batch is of one part."""
+    devices = [part.samples.y.device for part in parts]
+    orders = [o.to(d) for o, d in zip(orders_of(parts, *key), devices, strict=True)]
+    for i, cut in pieces_of(parts, size, *key):
         part = parts[i]
         yield Batch(*part.samples.batch(orders[i][cut]), part.task, part.head)
 

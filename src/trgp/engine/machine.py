@@ -28,6 +28,15 @@ def resolve(device: str | torch.device) -> torch.device:
     return found
 
 
+def is_captured(engine: str, device: torch.device) -> bool:
+    """Whether steps are replayed as CUDA graphs."""
+    if engine not in ("auto", "eager", "captured"):
+        raise ValueError(f"engine must be auto, eager or captured, not {engine!r}.")
+    if engine == "captured" and device.type != "cuda":
+        raise ValueError("Only a GPU can replay captured steps; give --engine eager.")
+    return engine != "eager" and device.type == "cuda"
+
+
 def described(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from .config import Config, configure
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished, nobody
 from .given import TENSORS, Load, Tasks, named, tensors
-from .machine import repeatable, resolve, settle_threads
+from .machine import is_captured, repeatable, resolve, settle_threads
 from .network import Network
 from .outcome import outcome
 from .sequence import Sequencer
@@ -37,6 +37,7 @@ def run(
     preset: str = "paper",
     seeds: int | Iterable[int] = 1,
     device: str | torch.device = "auto",
+    engine: Literal["auto", "eager", "captured"] = "auto",
     out: PathLike = "runs",
     data_root: PathLike | None = None,
     fresh: bool = False,
@@ -50,6 +51,8 @@ def run(
     benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test, which
         need a `network` (a class or function that makes one).
     seeds: how many, from 0 on, or which.
+    engine: whether steps run one by one (eager) or as replayed CUDA graphs (captured); auto takes
+        the second on a GPU.
     out: the folder that results and checkpoints are stored in.
     fresh: start over, also where there is a result or a checkpoint; an old result is kept as
         result.previous.json.
@@ -60,6 +63,7 @@ def run(
     with _bad_input():
         wanted = check_seeds(seeds)
         place = resolve(device)
+        captured = is_captured(engine, place)
         if isinstance(benchmark, os.PathLike):
             benchmark = os.fspath(benchmark)
         if isinstance(benchmark, str):
@@ -78,7 +82,7 @@ def run(
     command = command or _as_call(config, wanted)
     return Results(
         tuple(
-            _run_seed(config, seed, load, folder, place, fresh, observer, command)
+            _run_seed(config, seed, load, folder, place, captured, fresh, observer, command)
             for seed, folder in folders.items()
         )
     )
@@ -112,6 +116,7 @@ def _run_seed(
     load: Load,
     folder: Path,
     device: torch.device,
+    captured: bool,
     fresh: bool,
     observer: Observer,
     command: str,
@@ -126,14 +131,15 @@ def _run_seed(
             method = _bound(config, benchmark, seed, device)
         settle_threads(sum(p.numel() for p in method.network.module.parameters()))
         with _alone(folder):
-            checkpoints = Checkpoints(folder, _identity(config, seed, device), device)
+            identity = _identity(config, seed, device, captured)
+            checkpoints = Checkpoints(folder, identity, device)
             if finished.exists() and not fresh:  # by now, by another process
                 return _stored(finished, seed, observer)
             if fresh:
                 clear(folder)
                 if finished.exists():
                     finished.replace(finished.with_suffix(".previous.json"))
-            sequencer = Sequencer(config, benchmark, method, seed, checkpoints, observer)
+            sequencer = Sequencer(config, benchmark, method, seed, checkpoints, observer, captured)
             try:
                 end = sequencer.learn()
             except KeyboardInterrupt:
@@ -201,7 +207,7 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.__exit__(None, None, None)
 
 
-def _identity(config: Config, seed: int, device: torch.device) -> dict[str, Any]:
+def _identity(config: Config, seed: int, device: torch.device, captured: bool) -> dict[str, Any]:
     """What a checkpoint must agree in with the run that goes on from it."""
     return {
         "settings": json.loads(json.dumps(config.settings)),
@@ -210,6 +216,7 @@ def _identity(config: Config, seed: int, device: torch.device) -> dict[str, Any]
         "preset": config.preset,
         "seed": seed,
         "device": device.type,
+        "engine": "captured" if captured else "eager",
         "trgp": __version__,
         "torch": torch.__version__,
     }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from ..benchmarks import Benchmark
 from ..methods.base import Method, Params
 from .batches import Part, joined
+from .captured import CapturedTask
 from .checkpoint import Checkpoints, Position, Record
 from .config import Config
 from .context import Context
@@ -16,6 +17,7 @@ from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
 from .schedule import Schedule
 from .train import Epoch, diverged, train_epoch
+from .tree import State
 
 
 class Sequencer:
@@ -29,6 +31,7 @@ class Sequencer:
         seed: int,
         checkpoints: Checkpoints,
         observer: Observer,
+        captured: bool = False,
     ) -> None:
         self.config = config
         self.network = method.network
@@ -37,6 +40,8 @@ class Sequencer:
         self._seed = seed
         self._checkpoints = checkpoints
         self._observer = observer
+        self._captured = captured
+        self._steps: CapturedTask | None = None
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
             [
@@ -108,8 +113,8 @@ class Sequencer:
         )
         begun = self._apart(position.params), position.state
         with self._clock(position.record, "training"):
-            params, position.state, loss = train_epoch(
-                method, self._apart(position.params), position.state, epoch
+            params, position.state, loss = self._train_epoch(
+                self._apart(position.params), position.state, epoch
             )
             position.params = params
             parts = self._valid if self._joint else [self._valid[task]]
@@ -140,6 +145,17 @@ class Sequencer:
         position = self._checkpoints.save_epoch(position, moving)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
         return position
+
+    def _train_epoch(
+        self, params: Params, state: State, epoch: Epoch
+    ) -> tuple[Params, State, float]:
+        """One epoch, by the engine chosen."""
+        if not self._captured:
+            return train_epoch(self.method, params, state, epoch)
+        if self._steps is None or self._steps.task != epoch.task:
+            self._steps = None  # the old task's graphs are freed before the new one's are made
+            self._steps = CapturedTask(self.method, params, state, epoch)
+        return self._steps.train_epoch(params, state, epoch)
 
     def _trained(self, position: Position) -> list[str]:
         """The network's parameters that train in this task, and the method's own."""

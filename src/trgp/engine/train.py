@@ -27,18 +27,27 @@ class Epoch:
     lr: float
     trained: Collection[str]
 
+    @property
+    def order_key(self) -> tuple[int | str, ...]:
+        """What its order of samples is drawn by."""
+        return self.seed, "order", self.task, self.number
+
+    def numbers(self, method: Method) -> Tensor:
+        """A row of uniform random numbers for every step, as many as the method asks for."""
+        steps = sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
+        # A last sample may have joined a full batch.
+        count = method.random_numbers(self.batch_size + 1)
+        drawn = uniform(steps, count, self.seed, "steps", self.task, self.number)
+        return drawn.to(method.network.device)
+
     def batches(self, method: Method) -> Iterator[Batch]:
         """Its batches in order, once the network and its dropout are ready for them."""
         method.train_mode(self.task)
         torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
-        steps = sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
-        # A last sample may have joined a full batch.
-        count = method.random_numbers(self.batch_size + 1)
-        key = (self.task, self.number)
-        numbers = uniform(steps, count, self.seed, "steps", *key).to(method.network.device)
-        ordered = epoch_batches(self.parts, self.batch_size, self.seed, "order", *key)
+        numbers = self.numbers(method)
+        ordered = epoch_batches(self.parts, self.batch_size, *self.order_key)
         for k, batch in enumerate(ordered):
-            progress = k / max(1, steps - 1)
+            progress = k / max(1, len(numbers) - 1)
             yield batch._replace(u=numbers[k], first=self.number == 0, progress=progress)
 
 

@@ -52,7 +52,8 @@ class AGEM(Method):
     ) -> dict[str, Tensor]:
         """The gradient of the mean loss on as many examples as the batch has samples."""
         assert batch.u is not None
-        them = memory.picked(held, batch.u[: len(batch.y)], len(held["y"]))
+        filled = torch.full((), len(held["y"]), device=batch.y.device)
+        them = memory.picked(held, batch.u[: len(batch.y)], filled)
         # What old heads are trained by counts as well, though the batch's loss does not reach it.
         names = sorted(self.network.trainable)
         with torch.enable_grad():

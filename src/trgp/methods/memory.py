@@ -25,9 +25,10 @@ def joined(*parts: Examples) -> Examples:
     return {key: torch.cat([part[key] for part in parts]) for key in ("x", "y", "head")}
 
 
-def picked(memory: Examples, u: Tensor, filled: int | Tensor) -> Examples:
+def picked(memory: Examples, u: Tensor, filled: Tensor) -> Examples:
     """As many examples as there are random numbers u in [0, 1), from the first `filled`."""
-    index = (u * filled).long().clamp(max=len(memory["y"]) - 1)
+    # In float64, where u times a count never rounds up to it.
+    index = (u.double() * filled).long()
     return {key: value[index] for key, value in memory.items()}
 
 
