@@ -33,7 +33,7 @@ def test_a_rate_too_high_is_told_with_its_place(rate: float, method: str, tmp_pa
     assert error.task == 0
     assert error.epoch < 9
     assert 1 <= error.step <= 5 * (2 if method == "multitask" else 1)
-    place = f"task {error.task}, epoch {error.epoch + 1}, step {error.step}:"
+    place = f"task {error.task + 1}, epoch {error.epoch + 1}, step {error.step}:"
     assert place in str(error)
     assert f"'{error.layer}'" in str(error)
     assert "Try a smaller --lr" in str(error)
@@ -71,7 +71,7 @@ def test_a_sample_that_is_no_number_is_told_with_its_place(
     with pytest.raises(RunError) as caught:
         run(tasks, method, tmp_path)
     assert not result_files(tmp_path)
-    assert f"task {task}" in str(caught.value)
+    assert f"task {task + 1}" in str(caught.value)
     if step is not None:
         error = caught.value
         assert isinstance(error, DivergenceError)

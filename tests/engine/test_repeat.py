@@ -1,5 +1,6 @@
 """The same run twice is the same to the bit, leaves no trace, and is not repeated for nothing."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from small_runs import (
 )
 
 import trgp
+from trgp.engine.config import configure
 from trgp.engine.errors import InputError, RunError
 from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
 from trgp.results import store
@@ -285,3 +287,17 @@ def test_data_of_another_shape_or_kind_with_the_same_bytes_is_another_run(tmp_pa
     assert len(result_files(tmp_path)) == 3
     assert one.digest == two.digest
     assert three.digest != one.digest
+
+
+def test_a_result_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """As when a preset has changed since: its name is the same, and so is the folder."""
+    result = trgp.run("split-digits", "finetune", tasks=1, epochs=1, out=tmp_path)[0]
+    (path,) = result_files(tmp_path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"config": {**result.config, "lr": 0.123}}))
+    with pytest.raises(RunError, match=r"other settings.*--fresh"):
+        trgp.run("split-digits", "finetune", tasks=1, epochs=1, out=tmp_path)
+
+
+def test_all_tasks_are_the_whole_benchmark(tmp_path: Path) -> None:
+    assert configure("split-digits", "gpm", tasks=5).changed == {}

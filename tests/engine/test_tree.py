@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trgp.engine.tree import from_leaves, leaves, level, mapped, nbytes, put, tensors
+from trgp.engine.tree import from_leaves, leaves, level, nbytes, put, tensors
 
 NAMES = st.text(st.characters(exclude_characters="/"), max_size=4)
 LEAVES = st.integers(0, 3).map(lambda n: torch.arange(n, dtype=torch.float64))
@@ -31,7 +31,6 @@ def test_a_tree_comes_back_from_its_leaves(tree: Any) -> None:
     flat = dict(leaves(tree))
     assert alike(from_leaves(flat), tree)
     assert nbytes(tree) == sum(8 * tensor.numel() for tensor in flat.values())
-    assert alike(mapped(lambda t: t, tree), tree)
 
 
 @given(TREES, st.lists(NAMES, min_size=1, max_size=3))

@@ -28,6 +28,7 @@ from .own import from_tensors
 __all__ = [
     "NAMES",
     "PAPER",
+    "PAPER_DATA",
     "Benchmark",
     "Entry",
     "Options",
@@ -91,6 +92,13 @@ PAPER = {name: entry.paper for name, entry in _ENTRIES.items() if entry.paper}
 Those on cifar100-superclass are on scrambled pixels, those on five-datasets with MNIST in place
 of Fashion-MNIST: the options of these benchmarks restore both.
 """
+
+
+PAPER_DATA = {
+    "cifar100-superclass": "scrambled pixels, as in the preset official",
+    "five-datasets": "MNIST in place of Fashion-MNIST, as in the preset official",
+}
+"""Where the paper's results come from other data than the preset `paper` has."""
 
 
 def entry(name: str) -> Entry:

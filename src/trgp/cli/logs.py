@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import IO
 
 from ..engine.errors import InputError, RunError
@@ -24,11 +25,20 @@ class JsonLog:
     def __call__(self, event: Event) -> None:
         if self._file is None:
             self._file = self._opened()
-        print(line(event), file=self._file, flush=True)
+        try:
+            print(line(event), file=self._file, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise RunError(
+                f"--log-json {self._target} could not be written: {error.strerror}; make room, and "
+                "give the command again, without --fresh."
+            ) from error
 
     def close(self) -> None:
         if self._file is not None and self._target != "-":
-            self._file.close()
+            with suppress(OSError):  # what could not be written has been told
+                self._file.close()
 
     def _opened(self) -> IO[str]:
         """Opened by the first event, so that a run that is refused leaves nothing behind."""

@@ -1,29 +1,11 @@
-"""How far the runs are, on stderr: a bar where there is a terminal, else a line a task."""
-
-import sys
+"""How far the runs are, on stderr: a bar where there is a terminal, else nothing."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 from ..engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
-from ..results.layout import duration, points
-
-
-class Lines:
-    """One plain line for every finished task and run."""
-
-    def __init__(self) -> None:
-        self._tasks = 0
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case RunStarted():
-                self._tasks = event.tasks
-            case TaskFinished():
-                print(_task_line(event, self._tasks), file=sys.stderr, flush=True)
-            case RunFinished():
-                print(run_line(event), file=sys.stderr, flush=True)
+from ..results.layout import points
 
 
 class Bar:
@@ -85,13 +67,3 @@ def run_line(event: RunFinished) -> str:
     bwt = "" if event.bwt is None else f", BWT {points(event.bwt)} %"
     before = " (finished before, not repeated)" if event.stored else ""
     return f"seed {event.seed}: ACC {points(event.acc)} %{bwt}{before}"
-
-
-def _task_line(event: TaskFinished, tasks: int) -> str:
-    # Learnt at once, all tasks are seen with the first; else some may be evaluated unseen.
-    one_by_one = tasks == len(event.accuracies)
-    seen = event.accuracies[: event.task + 1] if one_by_one else event.accuracies
-    known = [accuracy for accuracy in seen if accuracy is not None]
-    mean = points(sum(known) / len(known))
-    spent = duration(sum(event.seconds.values()))
-    return f"seed {event.seed}, task {event.task + 1}/{tasks}: mean accuracy {mean} %, {spent}"

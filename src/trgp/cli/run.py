@@ -11,6 +11,7 @@ from typing import IO, Annotated, Any, Literal
 import tyro
 from tyro.conf import arg
 
+from ..engine.divergence import SeedsFailedError
 from ..engine.errors import Interrupted
 from ..engine.events import Event, Observer, RunFinished
 from ..engine.run import run
@@ -21,7 +22,7 @@ from .choice import missing, overview, preset
 from .fields import parser_of, settings
 from .logs import JsonLog
 from .parsing import parse
-from .progress import Bar, Lines
+from .progress import Bar
 from .screen import show
 from .seeds import chosen
 from .tensorboard import TensorBoard
@@ -44,7 +45,7 @@ class Running:
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
     engine: Literal["auto", "eager", "captured"] = "auto"
-    """Steps one by one (eager), or replayed as CUDA graphs (captured, which auto takes on a GPU)."""
+    """Steps one by one (eager) or replayed as CUDA graphs (captured); auto captures on a GPU."""
     out: Annotated[str, arg(metavar="DIR")] = "runs"
     """The folder that results and checkpoints are kept in."""
     data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
@@ -93,8 +94,6 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
             observers.append(stack.enter_context(closing(TensorBoard())))
         if not running.quiet and sys.stderr.isatty():
             observers.append(stack.enter_context(closing(Bar(len(seeds)))))
-        elif not running.quiet:
-            observers.append(Lines())
         try:
             results = run(
                 benchmark,
@@ -110,6 +109,10 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
                 command=_command(argv),
                 **changes,
             )
+        except SeedsFailedError as error:
+            if error.finished:
+                _conclude(error.finished, running.out, stored.seeds, sys.stdout)
+            raise
         except KeyboardInterrupt as error:
             again = _command([arg for arg in argv if arg != "--fresh"])
             raise Interrupted(f"{str(error) or 'Interrupted.'} Go on with: {again}") from None

@@ -17,7 +17,7 @@ from ..files import read_tensors, write_tensors
 from ..methods.base import Params
 from .errors import RunError
 from .schedule import Schedule
-from .tree import State, from_leaves, leaves, mapped
+from .tree import State, from_leaves, leaves
 
 FORMAT = 1
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
@@ -98,7 +98,7 @@ class Checkpoints:
             raise RunError(
                 f"The checkpoint {path} could not be written: {error.strerror or error}. What was "
                 "saved before is whole; make room or allow writing there, and give the same "
-                "command again."
+                "command, without --fresh, again."
             ) from error
         return position
 
@@ -148,11 +148,12 @@ def _settled(position: Position) -> Position:
     differ from one that was interrupted.
     """
     position.params = {name: t.contiguous() for name, t in position.params.items()}
-    position.state = mapped(Tensor.contiguous, position.state)
+    # An empty level of the state has no tensor to be written, so that it ends here.
+    position.state = from_leaves({path: t.contiguous() for path, t in leaves(position.state)})
     if position.best is not None:
         params, moving = position.best
         best = {name: t.contiguous() for name, t in params.items()}
-        position.best = best, mapped(Tensor.contiguous, moving)
+        position.best = best, from_leaves({path: t.contiguous() for path, t in leaves(moving)})
     return position
 
 

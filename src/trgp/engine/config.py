@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from .. import benchmarks, methods
@@ -119,6 +120,10 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
             raise ValueError(
                 f"There is no setting '{key}' for {method} on {benchmark}; {meant(key, owner)}"
             )
+    if (
+        entry.tasks and changes.get("tasks") == entry.tasks
+    ):  # all of them, as if nothing had been said
+        changes = {**changes, "tasks": None}
     chosen: dict[str, dict[str, Any]] = {part: {} for part in kinds}
     for key, value in (settings | changes).items():
         chosen[owner[key]][key] = value
@@ -151,11 +156,11 @@ def _source(path: str, what: str) -> str:
     """
     module = inspect.getmodule(imported(path, what))
     if module is None:
-        return "unknown"
+        return uuid4().hex[:16]
     if module not in _SOURCES:
         try:
             text = inspect.getsource(module)
         except (OSError, TypeError):
-            text = ""
+            text = uuid4().hex  # typed in: nobody can say that it is the same as before
         _SOURCES[module] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return _SOURCES[module]

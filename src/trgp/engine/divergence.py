@@ -1,6 +1,6 @@
 """Where a training that went wrong did so."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..methods.base import Batch, Method, Params
+from ..results.result import Results
 from .errors import RunError
 from .gradients import loss_and_gradients
 from .tree import State
@@ -21,11 +22,23 @@ class DivergenceError(RunError):
 
     def __init__(self, task: int, epoch: int, step: int, layer: str, what: str) -> None:
         super().__init__(
-            f"The training diverged in task {task}, epoch {epoch + 1}, step {step}: {what} "
+            f"The training diverged in task {task + 1}, epoch {epoch + 1}, step {step}: {what} "
             f"'{layer}'. Try a smaller --lr, or for trgp a smaller --scale-rate, and see that the "
             "data is finite; epochs finished before are kept."
         )
         self.task, self.epoch, self.step, self.layer = task, epoch, step, layer
+
+    def add_seed(self, seed: int) -> None:
+        self.args = (f"Seed {seed}: {self.args[0]}",)
+
+
+class SeedsFailedError(RunError):
+    """Some seeds diverged; the results of the others are here."""
+
+    def __init__(self, failures: Sequence[DivergenceError], finished: Results) -> None:
+        super().__init__(" ".join(str(failure) for failure in failures))
+        self.failures = list(failures)
+        self.finished = finished
 
 
 def locate(

@@ -50,22 +50,27 @@ def repeatable(device: torch.device) -> Iterator[None]:
     # cuBLAS reads it once, when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, torch.get_num_threads()
+    before = cudnn.benchmark, torch.get_num_threads(), torch.get_float32_matmul_precision()
     mode = torch.get_deterministic_debug_mode()
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(False),
         torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
     ):
         try:
             # Not by use_deterministic_algorithms, which imports the compiler: seconds, for nothing.
             torch.set_deterministic_debug_mode("warn")
             cudnn.benchmark = False
+            torch.set_float32_matmul_precision("highest")
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
             yield
         finally:
             torch.set_deterministic_debug_mode(mode)
             cudnn.benchmark = before[0]
             torch.set_num_threads(before[1])
+            torch.set_float32_matmul_precision(before[2])
 
 
 def settle_threads(weights: int) -> None:

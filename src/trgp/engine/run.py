@@ -19,9 +19,10 @@ from ..results.result import Result, Results
 from ..results.store import RESULT, locked, read_result, run_folder, write_result
 from .checkpoint import Checkpoints, clear
 from .config import Config, configure
+from .divergence import DivergenceError, SeedsFailedError
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished, nobody
-from .given import TENSORS, Load, Tasks, named, tensors
+from .given import TENSORS, Load, Tasks, fingerprint, named, tensors
 from .machine import is_captured, repeatable, resolve, settle_threads
 from .network import Network
 from .outcome import outcome
@@ -80,12 +81,24 @@ def run(
             for seed in wanted
         }
     command = command or _as_call(config, wanted)
-    return Results(
-        tuple(
-            _run_seed(config, seed, load, folder, place, captured, fresh, observer, command)
-            for seed, folder in folders.items()
-        )
-    )
+    runs: list[Result] = []
+    failures: list[DivergenceError] = []
+    # All at once, so that a command that goes on later without `fresh` mixes no old seed in.
+    aside = list(folders.values()) if fresh else []
+    for seed, folder in folders.items():
+        try:
+            runs.append(
+                _run_seed(config, seed, load, folder, place, captured, aside, observer, command)
+            )
+        except DivergenceError as error:
+            if len(folders) == 1:
+                raise
+            failures.append(error)
+            error.add_seed(seed)
+        aside = []
+    if failures:
+        raise SeedsFailedError(failures, Results(tuple(runs)))
+    return Results(tuple(runs))
 
 
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
@@ -117,28 +130,29 @@ def _run_seed(
     folder: Path,
     device: torch.device,
     captured: bool,
-    fresh: bool,
+    aside: Sequence[Path],
     observer: Observer,
     command: str,
 ) -> Result:
-    """One seed, from the last checkpoint on, or from its result if it has one."""
+    """One seed, from the last checkpoint on, or from its result if it has one.
+
+    What lies in the folders `aside` is put there once nothing is wrong with the input.
+    """
     finished = folder / RESULT
-    if finished.exists() and not fresh:
-        return _stored(finished, seed, observer)
+    if finished.exists() and not aside:
+        return _stored(finished, config, seed, observer)
     with repeatable(device):
         with _bad_input():
             benchmark = load(seed, device)
             method = _bound(config, benchmark, seed, device)
+        for other in aside:
+            _set_aside(other)
         settle_threads(sum(p.numel() for p in method.network.module.parameters()))
         with _alone(folder):
-            identity = _identity(config, seed, device, captured)
+            identity = _identity(config, seed, device, captured, fingerprint(benchmark))
             checkpoints = Checkpoints(folder, identity, device)
-            if finished.exists() and not fresh:  # by now, by another process
-                return _stored(finished, seed, observer)
-            if fresh:
-                clear(folder)
-                if finished.exists():
-                    finished.replace(finished.with_suffix(".previous.json"))
+            if finished.exists():  # by now, by another process
+                return _stored(finished, config, seed, observer)
             sequencer = Sequencer(config, benchmark, method, seed, checkpoints, observer, captured)
             try:
                 end = sequencer.learn()
@@ -151,23 +165,38 @@ def _run_seed(
             except OSError as error:
                 raise RunError(
                     f"The result could not be written in {folder}: {error.strerror or error}; make "
-                    "room or allow writing there, and give the same command again."
+                    "room or allow writing there, and give the command again, without --fresh."
                 ) from error
             clear(folder)
     observer(RunFinished(seed, result.acc, result.bwt))
     return result
 
 
-def _stored(path: Path, seed: int, observer: Observer) -> Result:
+def _stored(path: Path, config: Config, seed: int, observer: Observer) -> Result:
     """What a finished run left, shown in place of another one."""
     try:
         result = read_result(path)
     except ValueError as error:
         raise RunError(f"{error} Give --fresh to start it over.") from error
-    with suppress(OSError):  # in a folder that can only be read they stay
+    if result.config != _as_json(config.settings):
+        raise RunError(
+            f"{path} is of other settings than the preset has now; give --fresh to start it over, "
+            "or another --out."
+        )
+    with suppress(RunError), _alone(path.parent):  # unless somebody else is at work there
         clear(path.parent)
     observer(RunFinished(seed, result.acc, result.bwt, stored=True))
     return result
+
+
+def _set_aside(folder: Path) -> None:
+    """Forget a checkpoint, and keep an old result under another name."""
+    if folder.exists():
+        with _alone(folder):
+            clear(folder)
+            old = folder / RESULT
+            if old.exists():
+                old.replace(old.with_suffix(".previous.json"))
 
 
 def _bound(config: Config, benchmark: Benchmark, seed: int, device: torch.device) -> Method:
@@ -207,10 +236,19 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.__exit__(None, None, None)
 
 
-def _identity(config: Config, seed: int, device: torch.device, captured: bool) -> dict[str, Any]:
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they are when they have been written and read."""
+    read: dict[str, Any] = json.loads(json.dumps(settings))
+    return read
+
+
+def _identity(
+    config: Config, seed: int, device: torch.device, captured: bool, data: str
+) -> dict[str, Any]:
     """What a checkpoint must agree in with the run that goes on from it."""
     return {
-        "settings": json.loads(json.dumps(config.settings)),
+        "settings": _as_json(config.settings),
+        "data": data,
         "benchmark": config.benchmark,
         "method": config.method_name,
         "preset": config.preset,
@@ -226,7 +264,8 @@ def _as_call(config: Config, seeds: Sequence[int]) -> str:
     """The call in Python that does the same."""
     changed = {k: v for k, v in config.changed.items() if not k.endswith("_source")}
     options = "".join(f", {key}={value!r}" for key, value in changed.items())
+    what = "tasks" if config.benchmark == TENSORS else repr(config.benchmark)
     return (
-        f"trgp.run({config.benchmark!r}, {config.method_name!r}, preset={config.preset!r}, "
+        f"trgp.run({what}, {config.method_name!r}, preset={config.preset!r}, "
         f"seeds={list(seeds)}{options})"
     )

@@ -98,7 +98,7 @@ def diverged(method: Method, params: Params, state: State, epoch: Epoch) -> RunE
     if found is not None:
         return DivergenceError(epoch.task, epoch.number, *found)
     return RunError(
-        f"The validation loss of task {epoch.task} after epoch {epoch.number + 1} is beyond all "
+        f"The validation loss of task {epoch.task + 1}, epoch {epoch.number + 1} is beyond all "
         "bounds or no number, though every step of the training is sound; see that the validation "
         "samples are finite."
     )

@@ -1,6 +1,6 @@
 """A method's state: tensors in nested dictionaries, which a file can hold as they are."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias, Union
 
 from torch import Tensor
@@ -52,19 +52,6 @@ def put(tree: State, value: "Tensor | State", *keys: str) -> State:
     """The tree with a value at a path, everything else shared with the old one."""
     first, *rest = keys
     return {**tree, first: put(level(tree, first), value, *rest) if rest else value}
-
-
-def mapped(function: Callable[[Tensor], Tensor], tree: State) -> State:
-    """The same tree with every tensor replaced."""
-    new: dict[str, Tensor | State] = {}
-    for key, value in tree.items():
-        if isinstance(value, Tensor):
-            new[key] = function(value)
-        elif isinstance(value, Mapping):
-            new[key] = mapped(function, value)
-        else:
-            raise _misfit(key, value)
-    return new
 
 
 def nbytes(tree: State) -> int:

@@ -49,6 +49,8 @@ METHODS: Mapping[str, type[Method]] = {
 
 def find(name: str) -> type[Method]:
     """A method by its name, or a user's own as `module:Class`."""
+    if not isinstance(name, str):
+        raise TypeError(f"A method is given by its name or as 'module:Class', not as {name!r}.")
     if ":" in name:
         found = imported(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):

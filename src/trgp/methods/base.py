@@ -136,7 +136,10 @@ class Method:
         return ctx.params, ctx.state
 
     def weights_for(self, params: Params, state: State, task: int) -> Params:
-        """The parameters that the network computes with in a task, by their names in it."""
+        """The parameters that the network computes with in a task, by their names in it.
+
+        While a task is learnt it is called for that task alone, between tasks for any.
+        """
         return params
 
     def report(self, state: State) -> Report:

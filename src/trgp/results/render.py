@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..benchmarks import PAPER
+from ..benchmarks import PAPER, PAPER_DATA
 from ..benchmarks.common import Published
 from . import layout
 from .layout import NONE, Grid, pairs, plain, points, shown, size, spread, stacked, table
@@ -40,6 +40,8 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
         rows[name] = f"{statistics.fmean(values):.3f}"
     if first.changed:
         rows["changed"] = layout.settings(first.changed)
+    if paper is not None and first.preset == "paper" and first.benchmark in PAPER_DATA:
+        rows["the paper's data"] = PAPER_DATA[first.benchmark]
     seeds = ", ".join(str(run.seed) for run in results)
     return stacked(
         [
@@ -53,8 +55,10 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
 
 
 def paper_of(run: Result) -> Published | None:
-    """What the paper has for a run of all its tasks; of fewer it has nothing to compare with."""
-    return None if "tasks" in run.changed else PAPER.get(run.benchmark, {}).get(run.method)
+    """What the paper has for a run as its preset has it; else there is nothing to compare with."""
+    if run.changed.keys() - {"evaluate_unseen", "form"}:
+        return None
+    return PAPER.get(run.benchmark, {}).get(run.method)
 
 
 def main_table(found: Found) -> RenderableType:
@@ -157,7 +161,8 @@ def _rows(found: Found) -> Iterator[tuple[str, ...]]:
 
     for results in sorted(found.results, key=place):
         run = results.runs[0]
-        changed = layout.shortened(layout.settings(run.changed))
+        measured = {"score_on": "validation"} if "score_on" in run.changed else {}
+        changed = layout.shortened(layout.settings({**measured, **run.changed}))
         paper = paper_of(run)
         yield (
             run.benchmark,

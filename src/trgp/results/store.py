@@ -189,7 +189,7 @@ def _identity(run: Result) -> tuple[Any, ...]:
     """What the seeds of one configuration have in common."""
     undefined = [figure is None for figure in (run.bwt, run.mean_diagonal, run.fwt)]
     tasks = len(run.accuracy_matrix)
-    return run.benchmark, run.method, run.preset, run.changed, tasks, undefined
+    return run.benchmark, run.method, run.preset, run.config, run.changed, tasks, undefined
 
 
 def _folders(folder: str | os.PathLike[str], problems: list[str]) -> list[str]:
