@@ -37,8 +37,11 @@ _PERMUTED: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.1},
     "single": {"lr": 0.4},
     "multitask": {"lr": 0.8},
-    "agem": {"lr": 0.1, "memory_size": 200},
-    "er": {"lr": 0.1, "memory_size": 200},
+    "owm": {"lr": 0.4, "alpha_end": 0.01},
+    "ewc": {"lr": 0.2, "strength": 100.0},
+    "agem": {"lr": 0.2, "memory_size": 200},
+    "er": {"lr": 0.2, "memory_size": 200},
+    "lwf": {"lr": 0.1, "strength": 5.0},
 }
 PERMUTED_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _PERMUTED_GPM, "trgp": _PERMUTED_TRGP, **_PERMUTED}),
@@ -63,8 +66,12 @@ _SPLIT: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.05},
     "single": {"lr": 0.1},
     "multitask": {"lr": 0.2},
-    "agem": {"lr": 0.1, "memory_size": 50},
-    "er": {"lr": 0.1, "memory_size": 50},
+    "owm": {"lr": 0.4, "alpha_end": 0.001},
+    "ewc": {"lr": 0.05, "strength": 10000.0},
+    "hat": {"lr": 0.4, "s_max": 50.0, "sparsity": 0.75},
+    "agem": {"lr": 0.2, "memory_size": 50},
+    "er": {"lr": 0.4, "memory_size": 50},
+    "lwf": {"lr": 0.2, "strength": 0.5},
 }
 SPLIT_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _SPLIT_GPM, "trgp": _SPLIT_TRGP, **_SPLIT}),

@@ -8,10 +8,11 @@ from io import TextIOWrapper
 from .. import __version__
 from ..engine.errors import InputError, RunError
 from ..hints import meant
-from . import data, listing, results, run
+from . import data, listing, results, run, sweep
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "run": (run.main, "learn a benchmark by a method, or go on where that was interrupted"),
+    "sweep": (sweep.main, "many runs side by side, and the table they come to"),
     "list": (listing.main, "benchmarks, methods or presets"),
     "table": (results.table, "what all stored runs came to"),
     "show": (results.show_run, "all that is known of a run"),
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough; Python must not flush the rest into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _said(f"The output could not be written: {error.strerror or error}.", 1)
     except SystemExit as end:
         if end.code:  # not of help, but of a user's module
             raise

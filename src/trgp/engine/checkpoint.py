@@ -5,7 +5,7 @@ written after every epoch and holds what epochs change. The second belongs to th
 names the same task: one left from the task before is ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class Checkpoints:
                 f"began it, or {start_over}."
             )
         # Copied, because tensors read from a file may lie where arithmetic rounds differently.
-        tensors = {name: t.clone().to(self._device) for name, t in tensors.items()}
+        tensors = {name: tensors[name].clone().to(self._device) for name in sorted(tensors)}
         schedule = meta["schedule"]
         best = (
             (_part("best params", tensors), from_leaves(_part("best state", tensors)))
@@ -142,19 +142,28 @@ def clear(folder: Path) -> None:
 
 
 def _settled(position: Position) -> Position:
-    """In place: every tensor laid out as it will be when read again.
+    """In place: every tensor laid out, and in the order, as it will be when read again.
 
-    Products may round differently in another layout, and a run that goes on from here must not
-    differ from one that was interrupted.
+    Products and sums may round differently in another one, and a run that goes on from here must
+    not differ from one that was interrupted.
     """
-    position.params = {name: t.contiguous() for name, t in position.params.items()}
+    position.params = {name: t.contiguous() for name, t in _in_order(position.params.items())}
     # An empty level of the state has no tensor to be written, so that it ends here.
-    position.state = from_leaves({path: t.contiguous() for path, t in leaves(position.state)})
+    position.state = from_leaves(
+        {path: t.contiguous() for path, t in _in_order(leaves(position.state))}
+    )
     if position.best is not None:
         params, moving = position.best
-        best = {name: t.contiguous() for name, t in params.items()}
-        position.best = best, from_leaves({path: t.contiguous() for path, t in leaves(moving)})
+        best = {name: t.contiguous() for name, t in _in_order(params.items())}
+        position.best = (
+            best,
+            from_leaves({path: t.contiguous() for path, t in _in_order(leaves(moving))}),
+        )
     return position
+
+
+def _in_order(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    return sorted(named, key=lambda pair: pair[0])
 
 
 def _named(prefix: str, tree: State) -> dict[str, Tensor]:

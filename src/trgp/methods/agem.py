@@ -44,7 +44,9 @@ class AGEM(Method):
     ) -> tuple[dict[str, Tensor], State]:
         held = tensors(level(state, "memory"))
         if held:
-            grads = projected(grads, self.reference(params, held, batch, list(grads)))
+            grads = projected(
+                grads, self.reference(params, held, batch, sorted(self.network.trainable))
+            )
         return super().step(params, grads, state, batch, lr)
 
     def reference(
@@ -55,12 +57,11 @@ class AGEM(Method):
         filled = torch.full((), len(held["y"]), device=batch.y.device)
         them = memory.picked(held, batch.u[: len(batch.y)], filled)
         # What old heads are trained by counts as well, though the batch's loss does not reach it.
-        names = sorted(self.network.trainable)
         with torch.enable_grad():
-            free = {name: params[name].detach().requires_grad_() for name in names}
+            free = {name: params[name].detach().requires_grad_() for name in trained}
             loss = memory.loss(self.network, {**params, **free}, them)
             found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
-        return {n: g for n, g in zip(names, found, strict=True) if g is not None and n in trained}
+        return {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Store some examples of the task."""
@@ -72,8 +73,9 @@ class AGEM(Method):
 
 def projected(grads: Grads, reference: dict[str, Tensor]) -> dict[str, Tensor]:
     """The gradients without what points against the reference; themselves where nothing does."""
-    own = {name: g for name, g in grads.items() if isinstance(g, Tensor)}
-    shared = [name for name in own if name in reference]
+    own = {name: torch.zeros_like(r) for name, r in reference.items()}
+    own |= {name: g for name, g in grads.items() if isinstance(g, Tensor)}
+    shared = sorted(reference)
     along = torch.stack([(own[n] * reference[n]).sum() for n in shared]).sum()
     length = torch.stack([reference[n].square().sum() for n in shared]).sum()
     excess = along.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)

@@ -63,6 +63,11 @@ class HAT(Method):
                 f"{type(self.network.module).__name__} does not say where its units are, which hat "
                 "needs; give it a method gates(), as the networks in trgp.models have."
             )
+        if not self.gates:
+            raise ValueError(
+                f"{type(self.network.module).__name__} has no hidden units, which hat gates; take "
+                "a network with some."
+            )
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
@@ -155,13 +160,17 @@ class HAT(Method):
         used = tensors(level(ctx.state, "used"))
         used = {n: torch.maximum(used[n], gate) if used else gate for n, gate in a.items()}
         state = put(put(ctx.state, a, "gates", str(ctx.task)), used, "used")
+        averages = {name: ctx.params[name].clone() for name in self.network.buffers}
+        if averages:  # of norm layers: they go on for later tasks
+            state = put(state, averages, "averages", str(ctx.task))
         return {n: p for n, p in ctx.params.items() if not n.startswith(OWN)}, state
 
     def weights_for(self, params: Params, state: State, task: int) -> Params:
         kept = tensors(level(state, "gates", str(task)))
         head = task if self.network.separate_heads else 0
         if kept:
-            return self.gated(params, kept, head)
+            averages = tensors(level(state, "averages", str(task)))
+            return self.gated({**params, **averages}, kept, head)
         if OWN + self.gates[0].name in params:
             return self.gated(params, self.opened(params, self.s_max), head)
         return params

@@ -1,0 +1,176 @@
+"""`trgp sweep`: many runs side by side, and the table they come to."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..engine.errors import InputError, Interrupted, RunError
+from ..engine.machine import resolve
+from ..engine.pool import cores
+from ..engine.sweep import Ended, Place, Plan, carry_out, plan, together
+from ..hints import meant
+from ..options import check_count
+from ..results import render
+from ..results.layout import NONE, plain, settings, shown, table
+from ..sweeps import SWEEPS, Cell, Grid, cells, read
+from .parsing import parse
+from .run import Flag
+from .screen import show
+from .seeds import chosen
+from .sweep_progress import Bar, Lines, Tally
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Run every cell of a sweep, those that are finished left out, and show them in a table."""
+
+    sweep: Annotated[str, arg(metavar="NAME|FILE"), Positional]
+    """embedded, paper, quirks or ablation, or the path of a TOML file."""
+    jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """How many processes run side by side (without it: one a CPU core, and one alone on a GPU)."""
+    seeds: Annotated[str | None, arg(metavar="SEEDS", help_behavior_hint="")] = None
+    """How many seeds, from 0 on, as in 5, or which, as in 1,2,37, in place of the sweep's."""
+    device: Annotated[str, arg(metavar="DEVICE")] = "auto"
+    """auto (the GPU where there is one), cpu, cuda or cuda:0."""
+    out: Annotated[str, arg(metavar="DIR")] = "runs"
+    """The folder that results and checkpoints are kept in."""
+    data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of the image sets, in place of TRGP_DATA or the user's cache."""
+    dry_run: Annotated[Flag, arg(help_behavior_hint="")] = False
+    """Only list the cells, and which of them are finished."""
+    quiet: Annotated[Flag, arg(help_behavior_hint="")] = False
+    """Show no progress."""
+
+
+def main(argv: Sequence[str]) -> None:
+    asked = parse(Sweep, argv, "trgp sweep")
+    place = Place(asked.device, asked.out, asked.data_root)
+    try:
+        jobs = _jobs(asked)
+        grids = _grids(asked.sweep)
+        seeds = None if asked.seeds is None else chosen(None, asked.seeds)
+        planned = plan(cells(grids, seeds, asked.data_root), place)
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(str(error)) from error
+    if not asked.quiet:
+        for benchmark, method in dict.fromkeys(pair for grid in grids for pair in grid.left_out):
+            _tell(f"{method} is left out on {benchmark}, all of whose tasks share a head.")
+    for sentence in dict.fromkeys(planned.lacking.values()):
+        _tell(sentence)
+    if asked.dry_run:
+        return _list(planned)
+    tally = Tally(planned)
+    try:
+        ended = _run(planned, place, jobs, tally, asked.quiet)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Interrupted; {tally.finished} of {len(planned.cells)} cells are finished, and every "
+            f"finished epoch of the others is saved in {asked.out}. Go on with: "
+            f"{shlex.join(['trgp', 'sweep', *argv])}"
+        ) from None
+    _conclude(planned, ended, place)
+
+
+def typed(cell: Cell, place: Place) -> str:
+    """The command that runs a cell alone."""
+    config = cell.config
+    words = [config.benchmark, "--method", config.method_name, "--preset", config.preset]
+    words += ["--seed", str(cell.seed)]
+    for key, value in cell.changes.items():
+        words += _option(key.replace("_", "-"), value)
+    usual = Place()
+    for key, value in vars(place).items():
+        if value != getattr(usual, key):
+            words += _option(key.replace("_", "-"), os.fspath(value))
+    return shlex.join(["trgp", "run", *words])
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, (list, tuple)):
+        return [f"--{name}", *([shown(value)] if value else [])]
+    return [f"--{name}", str(value)]
+
+
+def _jobs(asked: Sweep) -> int:
+    on_cpu = resolve(asked.device).type == "cpu"
+    return check_count("--jobs", asked.jobs) if asked.jobs is not None else cores() if on_cpu else 1
+
+
+def _grids(name: str) -> list[Grid]:
+    if name in SWEEPS:
+        return SWEEPS[name]()
+    if name.endswith(".toml") or os.path.exists(name):
+        return read(name)
+    raise InputError(
+        f"There is no sweep '{name}'; {meant(name, SWEEPS)} One of your own is a TOML file."
+    )
+
+
+def _run(planned: Plan, place: Place, jobs: int, tally: Tally, quiet: bool) -> list[Ended]:
+    """All that ended, as it is told meanwhile."""
+    ended = []
+    with ExitStack() as stack:
+        bar = not quiet and sys.stderr.isatty()
+        progress = stack.enter_context(closing(Bar(tally) if bar else Lines(tally)))
+        going = carry_out(planned, place, jobs, partial(typed, place=place))
+        for each in stack.enter_context(closing(going)):
+            ended.append(each)
+            tally.count(each)
+            if not quiet:
+                progress.tell(each)
+    return ended
+
+
+def _list(planned: Plan) -> None:
+    made = table(["benchmark", "method", "preset", "settings", "seeds", "finished"], [])
+    rows: dict[tuple[str, str, str, str], list[Cell]] = {}
+    for cell in planned.cells:
+        config = cell.config
+        row = config.benchmark, config.method_name, config.preset, settings(cell.changes)
+        rows.setdefault(row, []).append(cell)
+    for row, members in rows.items():
+        finished = [cell.seed for cell in members if cell in planned.finished]
+        seeds = [cell.seed for cell in members]
+        made.add_row(*map(plain, [*row, shown(seeds), shown(finished) or NONE]))
+    show(made)
+    without = f", {len(planned.lacking)} without data" if planned.lacking else ""
+    print(
+        f"{len(planned.cells)} cells: {len(planned.finished)} finished, "
+        f"{len(planned.left)} left{without}"
+    )
+
+
+def _conclude(planned: Plan, ended: Sequence[Ended], place: Place) -> None:
+    """The table of all that is finished, then what is not, and why."""
+    results = {**planned.finished, **{e.cell: e.result for e in ended if e.result is not None}}
+    if results:
+        # In the order of the cells, whichever ended first.
+        show(render.main_table(together((c, results[c]) for c in planned.cells if c in results)))
+        print(f"Results: {place.out}", flush=True)
+    failed = [each for each in ended if each.result is None]
+    for each in failed:
+        _tell(
+            f"{each.cell} failed: {each.failure}\n      Repeat it with: {typed(each.cell, place)}"
+        )
+    for sentence in dict.fromkeys(planned.lacking.values()):
+        without = [cell for cell, why in planned.lacking.items() if why == sentence]
+        names = ", ".join(dict.fromkeys(cell.config.benchmark for cell in without))
+        _tell(f"{len(without)} cells of {names} were not run: {sentence}")
+    if failed or planned.lacking:
+        raise RunError(
+            f"Of {len(planned.cells)} cells {len(failed)} failed and {len(planned.lacking)} were "
+            "not run; the same command tries them again."
+        )
+
+
+def _tell(sentence: str) -> None:
+    print(f"trgp: {sentence}", file=sys.stderr, flush=True)

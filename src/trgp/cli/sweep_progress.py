@@ -1,0 +1,96 @@
+"""How far a sweep is, on stderr: a bar where there is a terminal, else a line a cell."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from ..engine.sweep import Ended, Plan
+from ..results.layout import duration, points
+
+
+class Tally:
+    """What has come of the cells so far."""
+
+    def __init__(self, planned: Plan) -> None:
+        self.finished = self._before = len(planned.finished)
+        self.failed = 0
+        self.total = self.finished + len(planned.left)
+        self._begun = time.monotonic()
+
+    def count(self, ended: Ended) -> None:
+        self.finished += ended.result is not None
+        self.failed += ended.result is None
+
+    @property
+    def done(self) -> int:
+        return self.finished + self.failed
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+    @property
+    def left(self) -> str:
+        """The time left, if the cells to come are as those that ended."""
+        ended = self.done - self._before
+        if not ended:
+            return ""
+        return f"about {duration(self.elapsed / ended * (self.total - self.done))} left"
+
+
+class Lines:
+    """One plain line for every cell that ends."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def tell(self, ended: Ended) -> None:
+        tally = self._tally
+        print(
+            f"{tally.done}/{tally.total} {_line(ended)} ({tally.failed} failed, "
+            f"{duration(tally.elapsed)}, {tally.left})",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Bar:
+    """One bar over all cells, and above it a line for each that ends."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._progress = Progress(
+            TextColumn("{task.completed}/{task.total} cells"),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
+            TextColumn("{task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=Console(stderr=True),
+            expand=True,
+            transient=True,
+        )
+        done, total = tally.done, tally.total
+        self._bar = self._progress.add_task("", completed=done, total=total, failed=0, left="")
+        self._progress.start()
+
+    def tell(self, ended: Ended) -> None:
+        tally = self._tally
+        self._progress.console.print(_line(ended), highlight=False, markup=False)
+        self._progress.update(self._bar, completed=tally.done, failed=tally.failed, left=tally.left)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _line(ended: Ended) -> str:
+    """What a cell came to."""
+    if ended.result is None:
+        return f"{ended.cell}: failed: {ended.failure}"
+    bwt = "" if ended.result.bwt is None else f", BWT {points(ended.result.bwt)} %"
+    return f"{ended.cell}: ACC {points(ended.result.acc)} %{bwt}"

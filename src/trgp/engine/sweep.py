@@ -1,0 +1,147 @@
+"""Sweeps: many cells side by side, those that are finished left alone."""
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..data.store import PathLike
+from ..results.result import Result, Results
+from ..results.store import RESULT, Found, read_result
+from ..sweeps.grid import ONE_HEAD_ONLY, Cell, described
+from .errors import InputError
+from .given import named
+from .network import Network
+from .pool import Job, forget_peak, in_processes
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells are learnt and kept."""
+
+    device: str = "auto"
+    out: PathLike = "runs"
+    data_root: PathLike | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done."""
+
+    cells: Sequence[Cell]
+    finished: dict[Cell, Result]
+    lacking: dict[Cell, str]
+    """Those whose data is not there, and what gets it."""
+
+    @property
+    def left(self) -> list[Cell]:
+        """Those that can be run now."""
+        done = self.finished.keys() | self.lacking.keys()
+        return [cell for cell in self.cells if cell not in done]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cell's result, or what went wrong."""
+
+    cell: Cell
+    result: Result | None
+    failure: str = ""
+
+
+def plan(cells: Sequence[Cell], place: Place) -> Plan:
+    """What is finished and what lacks data; a cell that could never be run refuses all of them."""
+    finished = {cell: found for cell in cells if (found := _finished(cell, place))}
+    lacking = _lacking([cell for cell in cells if cell not in finished], place.data_root)
+    forget_peak()  # or it would be counted in every process that is started from here
+    return Plan(cells, finished, lacking)
+
+
+def carry_out(
+    plan: Plan, place: Place, jobs: int, command: Callable[[Cell], str]
+) -> Generator[Ended]:
+    """Run what is left, so many cells at a time; command: what is written down for each."""
+    left = plan.left
+    given = [_job(cell, place, command(cell)) for cell in left]
+    with closing(in_processes(given, jobs)) as ends:
+        for i, failure in ends:
+            yield Ended(left[i], None, failure) if failure else _read(left[i], place)
+
+
+def together(runs: Iterable[tuple[Cell, Result]]) -> Found:
+    """The results as a table takes them, the seeds of a configuration in order."""
+    found: dict[Path, list[Result]] = {}
+    for cell, result in runs:
+        found.setdefault(_configuration(cell), []).append(result)
+    ordered = (sorted(group, key=lambda run: run.seed) for group in found.values())
+    return Found([Results(tuple(group)) for group in ordered], [])
+
+
+def _job(cell: Cell, place: Place, command: str) -> Job:
+    config = cell.config
+    return {
+        **cell.changes,
+        "benchmark": config.benchmark,
+        "method": config.method_name,
+        "preset": config.preset,
+        "seeds": [cell.seed],
+        "command": command,
+        **vars(place),
+    }
+
+
+def _finished(cell: Cell, place: Place) -> Result | None:
+    """Its result, if that is whole and of these settings; else running it says what is wrong."""
+    result = _read(cell, place).result
+    settings = json.loads(json.dumps(cell.config.settings))
+    return result if result is not None and result.config == settings else None
+
+
+def _read(cell: Cell, place: Place) -> Ended:
+    """What a cell that is finished came to."""
+    try:
+        return Ended(cell, read_result(cell.folder(place.out) / RESULT))
+    except (ValueError, OSError) as error:
+        return Ended(cell, None, str(error))
+
+
+def _lacking(cells: Iterable[Cell], data_root: PathLike | None) -> dict[Cell, str]:
+    """Cells whose data is missing; of the others every method is tried on its network."""
+    same_data: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        same_data.setdefault((cell.config.benchmark, repr(cell.config.data)), []).append(cell)
+    lacking: dict[Cell, str] = {}
+    for group in same_data.values():
+        with _refusing(group[0]):
+            _, load = named(group[0].config, data_root)
+            try:
+                benchmark = load(group[0].seed, CPU)
+            except (FileNotFoundError, ImportError) as error:
+                lacking |= dict.fromkeys(group, str(error))
+                continue
+            network = Network(benchmark.make_network, benchmark.separate_heads, CPU, group[0].seed)
+            network.check(benchmark.tasks)
+        for cell in {_configuration(cell): cell for cell in group}.values():
+            with _refusing(cell):
+                if cell.config.method.about.several_heads and not network.separate_heads:
+                    raise ValueError(ONE_HEAD_ONLY)
+                cell.config.method.bind(network).check()
+    return lacking
+
+
+@contextmanager
+def _refusing(cell: Cell) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"{described(cell.config)}: {error}") from error
+
+
+def _configuration(cell: Cell) -> Path:
+    """The same for all its seeds."""
+    return cell.folder("").parent

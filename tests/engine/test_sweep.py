@@ -1,0 +1,253 @@
+"""Sweeps: the cells of grids and named lists, and processes that take no other with them."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trgp import benchmarks
+from trgp.engine.config import configure
+from trgp.engine.pool import forget_peak, in_processes
+from trgp.engine.run import run
+from trgp.engine.sweep import Place, plan, together
+from trgp.methods import METHODS
+from trgp.results.store import read_result
+from trgp.sweeps import SWEEPS, Cell, Grid, cells
+from trgp.sweeps.grid import ONE_HEAD
+
+SICK = """
+import os, signal
+from trgp.methods.finetune import Finetune
+
+class Killed(Finetune):
+    def begin_task(self, ctx):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Leaving(Finetune):
+    def begin_task(self, ctx):
+        raise SystemExit(7)
+
+class Broken(Finetune):
+    def begin_task(self, ctx):
+        return 1 / 0
+"""
+
+
+@pytest.fixture
+def sick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module of methods that fail in every way there is."""
+    name = "sick_methods"
+    (tmp_path / f"{name}.py").write_text(SICK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def changed(cell: Cell) -> tuple[str, str, str, dict[str, Any]]:
+    config = cell.config
+    return config.benchmark, config.method_name, config.preset, dict(cell.changes)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_cell_of_a_named_list_is_a_configuration(name: str) -> None:
+    found = cells(SWEEPS[name]())
+    assert len({cell.folder("") for cell in found}) == len(found)
+    for cell in found:
+        config = cell.config
+        assert config == configure(
+            config.benchmark, config.method_name, config.preset, **cell.changes
+        )
+
+
+def test_the_embedded_list_has_all_methods_that_fit() -> None:
+    found = {changed(cell)[:3] for cell in cells(SWEEPS["embedded"]())}
+    for benchmark in ("permuted-digits", "split-digits"):
+        heads = benchmarks.load(benchmark).separate_heads
+        assert heads == (benchmark not in ONE_HEAD)
+        for method, kind in METHODS.items():
+            fits = heads or not kind.about.several_heads
+            assert ((benchmark, method, "paper") in found) == fits
+
+
+def test_the_paper_list() -> None:
+    found = [changed(cell) for cell in cells(SWEEPS["paper"]())]
+    assert not any(changes for *_, changes in found)
+    for benchmark in ("pmnist", "split-cifar100"):
+        for method in ("gpm", "trgp"):
+            for preset in ("paper", "official"):
+                assert found.count((benchmark, method, preset, {})) == 5
+        for method in METHODS:
+            if method not in ("gpm", "trgp"):
+                left_out = (benchmark, method) == ("pmnist", "hat")
+                assert found.count((benchmark, method, "paper", {})) == (0 if left_out else 3)
+    superclass = [cell for cell in found if cell[0] == "cifar100-superclass"]
+    assert len(superclass) == 5 * 2 * 3
+    assert len(found) == 2 * 2 * 2 * 5 + (9 + 8) * 3 + 30
+
+
+def test_the_quirks_are_what_separates_the_presets_one_at_a_time() -> None:
+    found = cells(SWEEPS["quirks"]())
+    for benchmark in ("pmnist", "split-cifar100"):
+        paper, official = (
+            configure(benchmark, "trgp", preset).settings for preset in ("paper", "official")
+        )
+        apart = {key for key in paper if paper[key] != official[key]} - {"test_batch"}
+        for preset, others in (("paper", official), ("official", paper)):
+            here = [c for c in found if changed(c)[:3] == (benchmark, "trgp", preset)]
+            assert all(len(cell.changes) == 1 for cell in here)
+            assert [cell.seed for cell in here] == [0, 1, 2] * len(apart)
+            assert {key for cell in here for key in cell.changes} == apart
+            for cell in here:
+                ((key, value),) = cell.changes.items()
+                assert value == others[key]
+
+
+def test_the_ablation_has_the_papers_setting_once() -> None:
+    found = [changed(cell) for cell in cells(SWEEPS["ablation"]())]
+    for benchmark, seeds in (("split-cifar100", 3), ("five-datasets", 1)):
+        here = [changes for b, *_, changes in found if b == benchmark]
+        wanted: list[dict[str, Any]] = [{}, {"epsilon": 0.2}, {"epsilon": 0.7}, {"scope": "task"}]
+        wanted += [{"top_k": k} for k in (1, 3, 4)]
+        assert len(here) == seeds * len(wanted)
+        assert all(here.count(changes) == seeds for changes in wanted)
+
+
+def test_a_grid_is_every_combination_and_a_cell_is_named_once() -> None:
+    grid = Grid(
+        ["split-digits"],
+        ["gpm", "trgp"],
+        ["paper", "official"],
+        seeds=[3, 1],
+        options={"lr": [1, 1.0, 2], "threshold": [1, [0.9, 1]]},
+        own={"trgp": {"lr": [0.5], "no_scaling": [["a", "b"], []]}},
+    )
+    found = [changed(cell) for cell in cells([grid, grid])]
+    for preset in ("paper", "official"):
+        gpm = [changes for _, m, p, changes in found if (m, p) == ("gpm", preset)]
+        expected = [
+            {"lr": lr, "threshold": threshold}
+            for lr in (1.0, 2.0)
+            for threshold in ((1.0,), (0.9, 1.0))
+        ]
+        assert [changes for changes in gpm if gpm.count(changes) == 2][::2] == expected
+        # As the command line reads them: fractions, so that both come to the same folder.
+        assert all(type(changes["lr"]) is float for changes in gpm)
+        trgp = [changes for _, m, p, changes in found if (m, p) == ("trgp", preset)]
+        assert len(trgp) == 2 * 2 * 2
+        assert all(changes["lr"] == 0.5 for changes in trgp)
+    assert {cell.seed for cell in cells([grid], seeds=[7])} == {7}
+
+
+def test_grids_that_come_to_nothing_or_to_something_else() -> None:
+    for grid, says in (
+        (Grid(["permuted-digits"], ["hat"]), "needs a head for every task"),
+        (Grid(["split-digits"], ["gpm"], options={"seeds": [1]}), "'seeds' is no setting of gpm"),
+        (Grid(["split-digits"], ["gpm"], options={"epsilon": [1]}), "no setting 'epsilon' for gpm"),
+        (Grid(["split-digits"], ["gpm"], options={"lr": [10**400]}), "lr must be a finite number"),
+        (Grid(["split-digits"], ["gpm"], seeds=[1, 1]), "A seed is given twice"),
+        (Grid(["split-digits"], ["gmp"]), "did you mean 'gpm'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cells([grid])
+
+
+def test_a_cell_that_its_network_refuses_is_refused_before_the_start(tmp_path: Path) -> None:
+    for method, options, says in (
+        ("gpm", {"threshold": [[0.9, 0.9, 0.9]]}, "threshold has 3 values for 2 layers"),
+        ("gpm", {"tasks": [6]}, "split-digits has 5 tasks"),
+    ):
+        found = cells([Grid(["split-digits"], [method], options=options)])
+        with pytest.raises(ValueError, match=f"gpm on split-digits, preset paper, .*: {says}"):
+            plan(found, Place("cpu", tmp_path))
+    # Heads of a user's own file are known when it is read.
+    images = np.random.RandomState(0).randint(0, 256, (40, 3, 3, 1), np.uint8)
+    labels = np.arange(40) % 4
+    own = tmp_path / "own.npz"
+    np.savez(own, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    found = cells([Grid([str(own)], ["hat"], options={"tasks": [1, 2]})])
+    with pytest.raises(ValueError, match="tasks=1: The method needs a head for every task"):
+        plan(found, Place("cpu", tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+
+
+def test_only_cells_whose_data_is_missing_are_left_out(tmp_path: Path) -> None:
+    found = cells([Grid(["split-digits", "pmnist"], ["gpm"], options={"tasks": [2]})])
+    planned = plan(found, Place("cpu", tmp_path, tmp_path / "none"))
+    assert [cell.config.benchmark for cell in planned.left] == ["split-digits"]
+    ((lacking, sentence),) = planned.lacking.items()
+    assert lacking.config.benchmark == "pmnist"
+    assert "get it with `trgp data prepare mnist`" in sentence
+
+
+def test_only_a_whole_result_of_the_same_settings_is_finished(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tasks": 1, "epochs": 1, "threshold": (0.9, 1.0)}
+    run("split-digits", "gpm", seeds=2, out=tmp_path, device="cpu", **options)
+    listed = {key: [value] for key, value in options.items()}
+    found = cells([Grid(["split-digits"], ["gpm"], seeds=3, options=listed)])
+    place = Place("cpu", tmp_path)
+    assert [cell.seed for cell in plan(found, place).left] == [2]
+    for before, after in (('"batch": 32', '"batch": 64'), ("{", "")):
+        path = found[0].folder(tmp_path) / "result.json"
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after, 1))
+        assert [cell.seed for cell in plan(found, place).left] == [0, 2]
+        path.write_text(text)
+
+
+def test_no_failure_takes_another_run_with_it(tmp_path: Path, sick: str) -> None:
+    small = {"out": tmp_path / "out", "device": "cpu", "tasks": 1, "epochs": 1, "seeds": [0]}
+    methods = [f"{sick}:Killed", f"{sick}:Leaving", f"{sick}:Broken", "finetune", "nobody"]
+    jobs = [{**small, "benchmark": "split-digits", "method": method} for method in methods]
+    jobs.insert(1, {**jobs[3], "lr": 1e30})
+    jobs.append({**jobs[4], "seeds": [1]})
+    failures = dict(in_processes(jobs, 1))  # one after another, so that each follows a failure
+    assert list(failures) == list(range(len(jobs)))
+    killed, diverged, leaving, broken, fine, unknown, last = failures.values()
+    assert "killed by SIGKILL" in str(killed)
+    assert "diverged" in str(diverged)
+    assert "exit code 7" in str(leaving)
+    assert broken == "ZeroDivisionError: division by zero"
+    assert (fine, last) == (None, None)
+    assert "There is no method 'nobody'" in str(unknown)
+    paths = sorted((tmp_path / "out").rglob("result.json"))
+    found = [read_result(path) for path in paths]
+    assert [run.seed for run in found] == [0, 1]
+    assert all(run.device.endswith("1 threads)") for run in found)
+    mine = cells([Grid(["split-digits"], ["finetune"], seeds=2, options={"tasks": [1]})])
+    (results,) = together(zip(reversed(mine), reversed(found), strict=True)).results
+    assert [run.seed for run in results] == [0, 1]
+    assert not multiprocessing.active_children()
+
+
+def test_closed_early_it_ends_all_processes(tmp_path: Path) -> None:
+    long = {"benchmark": "permuted-digits", "method": "finetune", "device": "cpu", "epochs": 10**6}
+    short = {**long, "epochs": 1, "tasks": 1}
+    jobs = [{**job, "out": tmp_path, "seeds": [0]} for job in (short, long)]
+    going = in_processes(jobs, 2)
+    assert next(going) == (0, None)
+    processes = multiprocessing.active_children()
+    assert len(processes) == 2
+    going.close()
+    assert not multiprocessing.active_children()
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can")
+def test_the_peak_of_memory_is_that_of_what_comes() -> None:
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    array = np.ones(1 << 27, np.uint8)
+    before = peak()
+    del array
+    forget_peak()
+    assert peak() < before - (1 << 16)  # kilobytes
