@@ -40,7 +40,9 @@ def test_prepare_and_list(trgp: Trgp, tmp_path: Path) -> None:
     (root / "mnist.npz").write_bytes(b"")
     code, out, err = trgp("data", "list", "--data-root", str(root))
     assert (code, err) == (0, "")
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert lines["five-datasets"].split(maxsplit=1)[1] == "cifar10, mnist, fashion_mnist, notmnist"
+    assert lines["permuted-digits"].split() == ["permuted-digits", "nothing"]
     assert "present" in lines["svhn"]
     assert "five-datasets" in lines["svhn"]
     assert "damaged: trgp data prepare mnist" in lines["mnist"]

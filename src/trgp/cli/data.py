@@ -21,7 +21,7 @@ from tyro.conf import Positional, arg
 from ..data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
 from ..engine.errors import InputError, Interrupted, RunError
 from ..hints import meant
-from ..results.layout import NONE, plain, table
+from ..results.layout import NONE, plain, stacked, table
 from .parsing import parse
 from .screen import show
 
@@ -84,7 +84,10 @@ def _list(argv: Sequence[str]) -> None:
         made.add_row(name, state, users)
     for name in found.others:
         made.add_row(plain(name), "your own", NONE)
-    show(made)
+    lacks = table(["benchmark", "lacks"], [])
+    for benchmark, missing in found.missing.items():
+        lacks.add_row(benchmark, ", ".join(missing) or "nothing")
+    show(stacked([made, lacks]))
 
 
 def _prepare(argv: Sequence[str]) -> None:
