@@ -12,7 +12,7 @@ from torch import Tensor
 from ..methods.base import Batch, Method, Params
 from .batches import Part, orders_of, pieces_of
 from .draws import seed_of
-from .train import Epoch, train_step
+from .train import Epoch, progress_of, train_step
 from .tree import State, from_leaves, leaves
 
 WARM_UP = 3  # steps before a capture, in which libraries settle their work space
@@ -40,6 +40,7 @@ class CapturedTask:
         self._params = {name: tensor.clone() for name, tensor in params.items()}
         self._moving = {path: t.clone() for path, t in leaves(_moving(method, state))}
         self._numbers = epoch.numbers(method).clone()
+        self._progress = progress_of(self._numbers)
         self._orders = [
             Order(full, rest, torch.zeros(1, dtype=torch.long, device=device))
             for full, rest in _cut(epoch, device)
@@ -106,7 +107,7 @@ class CapturedTask:
         index = order.full.index_select(0, order.place).squeeze(0) if full else order.rest
         x, y = part.samples.batch(index)
         u = self._numbers.index_select(0, self._step).squeeze(0)
-        progress = (self._step / max(1, len(self._numbers) - 1)).squeeze(0)
+        progress = self._progress.index_select(0, self._step).squeeze(0)
         batch = Batch(x, y, part.task, part.head, u, first, progress)
         begun: State = {**self._fixed, **self._state()}
         params, state, loss = train_step(
@@ -133,13 +134,13 @@ def _moving(method: Method, state: State) -> State:
 
 
 def _cut(epoch: Epoch, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """By part the full batches of its order, and the rest of it."""
+    """By part its full batches as the epoch meets them, and the one that is not full."""
     found = []
-    for order in orders_of(epoch.parts, *epoch.order_key):
-        size = epoch.batch_size
-        count = len(order) // size
-        if len(order) - count * size == 1 < size and count:
-            count -= 1  # a last one that joins the batch before
-        index = order.to(device)
-        found.append((index[: count * size].view(-1, size), index[count * size :]))
+    pieces = pieces_of(epoch.parts, epoch.batch_size, *epoch.order_key)
+    for i, order in enumerate(orders_of(epoch.parts, *epoch.order_key)):
+        batches = [order[cut] for part, cut in pieces if part == i]
+        full = [batch for batch in batches if len(batch) == epoch.batch_size]
+        rest = [batch for batch in batches if len(batch) != epoch.batch_size]
+        rows = torch.stack(full) if full else order.new_zeros(0, epoch.batch_size)
+        found.append((rows.to(device), (rest[0] if rest else order[:0]).to(device)))
     return found

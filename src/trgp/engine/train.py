@@ -45,10 +45,15 @@ class Epoch:
         method.train_mode(self.task)
         torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
         numbers = self.numbers(method)
+        progress = progress_of(numbers)
         ordered = epoch_batches(self.parts, self.batch_size, *self.order_key)
         for k, batch in enumerate(ordered):
-            progress = k / max(1, len(numbers) - 1)
-            yield batch._replace(u=numbers[k], first=self.number == 0, progress=progress)
+            yield batch._replace(u=numbers[k], first=self.number == 0, progress=progress[k])
+
+
+def progress_of(numbers: Tensor) -> Tensor:
+    """From 0 at the first row to 1 at the last."""
+    return torch.arange(len(numbers), device=numbers.device) / max(1, len(numbers) - 1)
 
 
 def train_epoch(
