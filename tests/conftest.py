@@ -1,6 +1,7 @@
 """Set-up that every test shares: one thread a worker, fixed seeds, no time limit on an example."""
 
 import random
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+# A shell starts background jobs deaf to Ctrl-C, and so would be what tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("trgp", deadline=None, derandomize=True)
 settings.load_profile("trgp")
 

@@ -299,7 +299,7 @@ def test_a_step_looks_at_no_value_and_changes_nothing_it_was_given(
         assert (first.first, last.first, first.progress, last.progress) == (True, False, 0, 1)
         for batch in (first, last):
             before = snapshot(stage)
-            lr, progress = (torch.tensor(v).double() for v in (0.125, batch.progress))
+            lr, progress = (torch.as_tensor(v).double() for v in (0.125, batch.progress))
             with nobody_looks(monkeypatch):
                 found = stage.step(batch._replace(progress=progress), lr)
             after = snapshot(stage)
