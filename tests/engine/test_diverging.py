@@ -10,8 +10,8 @@ from small_runs import CLASSES, Conv, Heads, Samples, result_files, run, some_ta
 from torch import Tensor, nn
 
 from trgp.benchmarks import from_tensors
+from trgp.draws import order
 from trgp.engine.divergence import DivergenceError
-from trgp.engine.draws import order
 from trgp.engine.errors import RunError
 
 METHODS = ["finetune", "single", "multitask", "gpm", "trgp"]

@@ -13,8 +13,8 @@ from small_runs import CLASSES, Conv, Heads, Make
 from torch import Tensor, nn
 
 from trgp.data import Normalisation, Tensors
+from trgp.draws import order, seed_of
 from trgp.engine.batches import Part, cuts, epoch_batches, joined
-from trgp.engine.draws import order, seed_of
 from trgp.engine.evaluate import evaluate
 from trgp.engine.network import Network
 

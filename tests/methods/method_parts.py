@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from trgp.data import Tensors
 from trgp.engine.context import Context
 from trgp.engine.network import Network
-from trgp.engine.tree import State
 from trgp.methods import Batch, Method, Params
 from trgp.methods.agem import AGEM
 from trgp.methods.er import ER
@@ -25,6 +24,7 @@ from trgp.methods.owm import OWM
 from trgp.models import MLP, ResNet18
 from trgp.models.gates import HEADS, Gate
 from trgp.results.result import Result
+from trgp.tree import State
 
 M = TypeVar("M", bound=Method)
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from trgp import GPM, TRGP
 from trgp.benchmarks import Benchmark, from_tensors
+from trgp.draws import order
 from trgp.engine.batches import Part, epoch_batches
-from trgp.engine.draws import order
 from trgp.engine.network import Network
 
 NETWORKS: dict[str, tuple[Make, tuple[int, ...]]] = {

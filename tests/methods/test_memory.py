@@ -22,11 +22,11 @@ from small_runs import (
 from torch import Tensor, nn
 
 from trgp.benchmarks import from_tensors
-from trgp.engine.draws import order
-from trgp.engine.tree import from_leaves, leaves
+from trgp.draws import order
 from trgp.methods import Method
 from trgp.methods.protected import Directions
 from trgp.models import ResNet18
+from trgp.tree import from_leaves, leaves
 
 
 class WithHeads(ResNet18):

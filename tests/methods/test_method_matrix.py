@@ -31,10 +31,10 @@ from trgp.engine.batches import Part
 from trgp.engine.errors import InputError
 from trgp.engine.events import EpochFinished, Event
 from trgp.engine.train import Epoch, train_step
-from trgp.engine.tree import leaves
 from trgp.methods import METHODS, Batch, Method
 from trgp.methods.finetune import Finetune
 from trgp.results.result import Result
+from trgp.tree import leaves
 
 
 class Kind(NamedTuple):

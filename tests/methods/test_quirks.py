@@ -15,8 +15,8 @@ from small_runs import CLASSES, End, Samples, WatchedGPM, WatchedTRGP, some_task
 from torch import Tensor, nn
 
 from trgp.benchmarks import from_tensors
+from trgp.draws import order
 from trgp.engine.batches import Part, epoch_batches
-from trgp.engine.draws import order
 from trgp.engine.network import Network
 from trgp.methods.protected import Directions
 from trgp.methods.trgp import TRGPMethod

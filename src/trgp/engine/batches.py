@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..data import Tensors
+from ..draws import order
 from ..methods.base import Batch
-from .draws import order
 
 
 class Part(NamedTuple):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..draws import seed_of
 from ..methods.base import Batch, Method, Params
+from ..tree import State, from_leaves, leaves
 from .batches import Part, orders_of, pieces_of
-from .draws import seed_of
 from .train import Epoch, progress_of, train_step
-from .tree import State, from_leaves, leaves
 
 WARM_UP = 3  # steps before a capture, in which libraries settle their work space
 

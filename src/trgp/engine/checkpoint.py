@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..files import read_tensors, write_tensors
 from ..methods.base import Params
+from ..tree import State, from_leaves, leaves
 from .errors import RunError
 from .schedule import Schedule
-from .tree import State, from_leaves, leaves
 
 FORMAT = 1
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"

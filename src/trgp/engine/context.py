@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..data import Tensors
+from ..draws import order
 from ..methods.base import Batch, Grads, Method, Params
+from ..tree import State
 from .batches import Part, epoch_batches
-from .draws import order
 from .gradients import loss_and_gradients
 from .network import Network
-from .tree import State
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..methods.base import Batch, Method, Params
 from ..results.result import Results
+from ..tree import State
 from .errors import RunError
 from .gradients import loss_and_gradients
-from .tree import State
 
 LARGE = "the largest weights are in"
 LIMIT = 1e6  # a mean loss above this is no training any more

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..methods.base import Batch, Factors, Grads, Method, Params
-from .tree import State
+from ..tree import State
 
 Seen = dict[str, list[tuple[Tensor, Tensor]]]  # by weight: (input, probe) of every call
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..benchmarks import Task
+from ..draws import seed_of
 from ..methods.base import GATE, Params
-from .draws import seed_of
 
 
 class Network:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from ..benchmarks import Benchmark
 from ..methods.base import Method, Params
+from ..tree import State
 from .batches import Part, joined
 from .captured import CapturedTask
 from .checkpoint import Checkpoints, Position, Record
@@ -17,7 +18,6 @@ from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
 from .schedule import Schedule
 from .train import Epoch, diverged, train_epoch
-from .tree import State
 
 
 class Sequencer:

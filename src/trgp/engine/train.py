@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..draws import seed_of, uniform
 from ..methods.base import Batch, Method, Params
+from ..tree import State
 from .batches import Part, cuts, epoch_batches
 from .divergence import DivergenceError, locate
-from .draws import seed_of, uniform
 from .errors import RunError
 from .gradients import loss_and_gradients
-from .tree import State
 
 
 @dataclass(frozen=True)

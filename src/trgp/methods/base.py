@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.tree import State
+from ..tree import State
 
 if TYPE_CHECKING:
     from ..engine.context import Context

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ..engine.tree import State, level, tensors
 from ..options import check_count
+from ..tree import State, level, tensors
 from . import memory
 from .base import About, Batch, Grads, Method, Params, Rate
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..engine.tree import State, level, tensors
 from ..options import check_count, check_number
+from ..tree import State, level, tensors
 from .base import About, Batch, Method, Params
 
 if TYPE_CHECKING:

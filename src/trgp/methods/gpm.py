@@ -14,8 +14,8 @@ from ..core.capture import Gram
 from ..core.guard import with_coordinates
 from ..core.native import cheaper_form, projected_factored_step, projected_step
 from ..core.subspace import Extension, extend
-from ..engine.tree import State, level, put, tensors
 from ..options import check_count
+from ..tree import State, level, put, tensors
 from .base import About, Factors, Grads, Params, Rate, Report
 from .layerwise import Layerwise, between, several, with_ones
 from .protected import Directions, input_grams

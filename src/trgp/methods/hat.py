@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.draws import seed_of
-from ..engine.tree import State, level, put, tensors
+from ..draws import seed_of
 from ..models.gates import Gate
 from ..options import check_number
+from ..tree import State, level, put, tensors
 from .base import GATE, About, Batch, Grads, Method, Params, Rate, Report, sgd
 
 if TYPE_CHECKING:

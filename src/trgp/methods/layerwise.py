@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core.plan import Norm, Plan
-from ..engine.tree import State, level, put, tensors
+from ..tree import State, level, put, tensors
 from .base import Batch, Grads, Method, Params, Rate, sgd
 from .protected import Protected, plan_of, protected_layers
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.tree import State, level, tensors
 from ..options import check_number
+from ..tree import State, level, tensors
 from .base import About, Batch, Method, Params
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..core.capture import observing
 from ..core.layers import Layer, Site
-from ..engine.tree import State, level, put, tensors
 from ..options import check_number
+from ..tree import State, level, put, tensors
 from .base import About, Batch, Grads, Params, Rate
 from .layerwise import Layerwise
 

@@ -11,7 +11,7 @@ from ..core.capture import Gram, GramCapture, observing
 from ..core.layers import Layer, Site
 from ..core.plan import Norm, Plan, make_plan
 from ..core.subspace import columns_of
-from ..engine.tree import State, level, tensors
+from ..tree import State, level, tensors
 from .base import Batch, Params
 
 if TYPE_CHECKING:

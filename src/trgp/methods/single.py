@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..engine.tree import State
+from ..tree import State
 from .base import About, Method, Params
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ..core.capture import Gram
 from ..core.plan import matches
 from ..core.scaling import effective_weight
 from ..core.trust_region import projections, total_over, trust_region
-from ..engine.tree import State, level, put, tensors
 from ..options import check_count
+from ..tree import State, level, put, tensors
 from .base import About, Batch, Factors, Grads, Params, Rate, Report, sgd
 from .gpm import GPMMethod
 from .layerwise import between, several, with_ones

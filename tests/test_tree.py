@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trgp.engine.tree import from_leaves, leaves, level, nbytes, put, tensors
+from trgp.tree import from_leaves, leaves, level, nbytes, put, tensors
 
 NAMES = st.text(st.characters(exclude_characters="/"), max_size=4)
 LEAVES = st.integers(0, 3).map(lambda n: torch.arange(n, dtype=torch.float64))
