@@ -213,7 +213,7 @@ def test_both_gains_agree(form: native.Form, o: int) -> None:
     problem = make_problem(1, 2, o, 9, 3, 4, [7, 5])
     task, state = native.begin(problem.W, problem.M, problem.masks, form)
     C_j = task.C[:, None] * task.masks[:, :, None]
-    A, N = C_j @ C_j.mT, task.masks.mT @ task.masks
+    A, N = (C_j @ C_j.mT).transpose(1, 2), task.masks.mT @ task.masks
     assert task.gain.shape == (A if o == 2 else N).shape
     delta, x = factors(problem, problem.W, 0)
     ends = [

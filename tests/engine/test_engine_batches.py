@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from trgp.data import Normalisation, Tensors
 from trgp.draws import order, seed_of
 from trgp.engine.batches import Part, cuts, epoch_batches, joined
-from trgp.engine.evaluate import evaluate
+from trgp.engine.evaluate import Evaluation, mean
 from trgp.engine.network import Network
+from trgp.methods import Params
 
 KEYS = st.lists(st.integers(0, 2**32 - 1) | st.text(max_size=9), min_size=1, max_size=5)
 
@@ -137,13 +139,27 @@ def samples(n: int, *shape: int) -> Tensors:
     return Tensors(torch.randn(n, *(shape or (8,))), torch.arange(n) % CLASSES)
 
 
+class Score(NamedTuple):
+    loss: float
+    accuracy: float
+
+
+def evaluate(
+    network: Network, params: Params, part: Part, size: int, passes: int, captured: bool = False
+) -> Score:
+    """Of one part; captured work is just done where there is no GPU."""
+    found = Evaluation(network, captured)(params, part, size, passes, 0, "test")
+    return Score(*found.tolist())
+
+
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 16, 64])
-def test_loss_and_accuracy_are_those_of_a_plain_loop(size: int) -> None:
+def test_loss_and_accuracy_are_those_of_a_plain_loop(size: int, captured: bool) -> None:
     network, test = made(), samples(33)
     params = network.initial_params()
     network.module.load_state_dict(params)
     logits = network.module(test.x)
-    score = evaluate(network, [params], [Part(0, 0, test)], size, 1, 0, "test")
+    score = evaluate(network, params, Part(0, 0, test), size, 1, captured)
     assert score.loss == pytest.approx(F.cross_entropy(logits, test.y).item(), rel=1e-6)
     assert score.accuracy == (logits.argmax(1) == test.y).double().mean().item()
 
@@ -151,7 +167,7 @@ def test_loss_and_accuracy_are_those_of_a_plain_loop(size: int) -> None:
 def test_passes_change_nothing_where_a_sample_is_measured_by_itself() -> None:
     network, test = made(), samples(33)
     params = network.initial_params()
-    scores = [evaluate(network, [params], [Part(0, 0, test)], 8, k, 0, "test") for k in (1, 2, 5)]
+    scores = [evaluate(network, params, Part(0, 0, test), 8, k) for k in (1, 2, 5)]
     assert len({score.accuracy for score in scores}) == 1
     assert scores[0].loss == pytest.approx(scores[2].loss, rel=1e-6)
 
@@ -174,7 +190,7 @@ def test_where_the_batch_matters_an_accuracy_is_the_mean_over_passes() -> None:
 
     passes = [alone(k) for k in range(4)]
     assert len({loss for loss, _ in passes}) == 4
-    score = evaluate(network, [params], [part], 8, 4, 0, "test")
+    score = evaluate(network, params, part, 8, 4)
     assert score.loss == pytest.approx(sum(loss for loss, _ in passes) / 4, rel=1e-5)
     assert score.accuracy == pytest.approx(sum(right for _, right in passes) / 4)
 
@@ -184,13 +200,15 @@ def test_several_parts_are_weighed_by_their_samples_each_with_its_weights_and_he
     first = network.initial_params()
     second = {name: 2 * tensor for name, tensor in first.items()}
     parts = [Part(0, 0, samples(10)), Part(1, 1, samples(30))]
-    score = evaluate(network, [first, second], parts, 8, 1, 0, "valid")
+    measure = Evaluation(network, captured=True)  # which must take each part's own weights and head
+    scores = [measure(own, part, 8, 1, 0) for own, part in zip((first, second), parts, strict=True)]
+    found = Score(*mean(scores, [10, 30]).tolist())
     losses = []
     for params, part in zip((first, second), parts, strict=True):
         network.module.load_state_dict(params)
         logits = network.module(part.samples.x, part.head)
         losses.append(F.cross_entropy(logits, part.samples.y, reduction="sum").item())
-    assert score.loss == pytest.approx(sum(losses) / 40, rel=1e-6)
+    assert found.loss == pytest.approx(sum(losses) / 40, rel=1e-6)
 
 
 class Watchful(nn.Linear):
@@ -208,4 +226,4 @@ class Watchful(nn.Linear):
 def test_it_is_measured_in_evaluation_mode_and_without_gradients() -> None:
     network = made(Watchful)
     network.module.train()
-    evaluate(network, [network.initial_params()], [Part(0, 0, samples(9))], 4, 1, 0)
+    evaluate(network, network.initial_params(), Part(0, 0, samples(9)), 4, 1)

@@ -15,6 +15,7 @@ from small_runs import (
     Dropping,
     in_a_new_process,
     measured_apart,
+    network_of,
     result_files,
     run,
     run_case,
@@ -203,7 +204,7 @@ def test_what_is_returned_is_what_is_stored(case: str, tmp_path: Path) -> None:
     returned = trgp.run(
         some_tasks(2, 4, 4, 4),
         method,
-        network=Dropping,
+        network=network_of(case),
         out=tmp_path,
         seeds=[2, 0],
         epochs=1,

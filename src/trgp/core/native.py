@@ -20,10 +20,11 @@ shapes alone: it runs eagerly, under vmap and inside a CUDA graph, and lr and lr
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.nn.functional import pad
 
 from .subspace import columns_of
@@ -37,8 +38,13 @@ class Task(NamedTuple):
 
     M: Tensor  # (g, n, m)
     C: Tensor  # (g, o, m) = W M
-    masks: Tensor  # (g, K, m), 1 at the columns of M that make B_j
-    gain: Tensor  # A_j (g, K, o, o), or N (g, m, m): how many B_j hold both of two columns
+    signs: Tensor  # (g, 1 + K, m): -1 everywhere, then for every j 1 at the columns that make B_j
+    gain: Tensor  # A_j (g, o, K, o), or N (g, m, m): how many B_j hold both of two columns
+
+    @property
+    def masks(self) -> Tensor:
+        """(g, K, m), of the selected tasks alone."""
+        return self.signs[:, 1:]
 
 
 class State(NamedTuple):
@@ -61,18 +67,31 @@ def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> tuple[Ta
 
     `masks` are those of the selected old tasks, (g, m) or narrower where M has grown since.
     """
-    g, o, _ = W.shape
     m = M.shape[2]
     C = W @ M
     wide = [pad(mask, (0, m - mask.shape[1])).to(W.dtype) for mask in masks]
-    chosen = torch.stack(wide, 1) if wide else W.new_zeros(g, 0, m)
-    outer, inner = gain_costs(form, 1, len(masks), o, m)
-    if outer <= inner:
-        C_j = C.unsqueeze(1) * chosen.unsqueeze(2)
-        gain = C_j @ C_j.mT
-    else:
-        gain = chosen.mT @ chosen
-    return Task(M, C, chosen, gain), State(W, torch.zeros_like(C))
+    signs = torch.stack([-W.new_ones(len(W), m), *wide], 1)
+    return Task(M, C, signs, gain_of(C, signs[:, 1:], form)), State(W, torch.zeros_like(C))
+
+
+def gain_of(C: Tensor, masks: Tensor, form: Form) -> Tensor:
+    """A_j = C_j C_j' of every selected task, or where applying that costs more, N."""
+    outer, inner = gain_costs(form, 1, masks.shape[1], *C.shape[1:])
+    if outer > inner:
+        return masks.mT @ masks
+    C_j = C.unsqueeze(1) * masks.unsqueeze(2)
+    return (C_j @ C_j.mT).transpose(1, 2).contiguous()
+
+
+def padded(task: Task, Tsum: Tensor, K: int, form: Form) -> tuple[Task, Tensor]:
+    """The same for K selected tasks and m = n: zero columns and empty masks change nothing.
+
+    So the shapes depend on the layer alone, and runs with other memories can be stacked on it.
+    """
+    more = task.M.shape[1] - task.M.shape[2]
+    M, C, Tsum = (pad(X, (0, more)) for X in (task.M, task.C, Tsum))
+    signs = pad(task.signs, (0, more, 0, 1 + K - task.signs.shape[1]))
+    return Task(M, C, signs, gain_of(C, signs[:, 1:], form)), Tsum
 
 
 def gradient_step(task: Task, state: State, G: Tensor, lr: Rate, lr_q: Rate) -> State:
@@ -80,13 +99,14 @@ def gradient_step(task: Task, state: State, G: Tensor, lr: Rate, lr_q: Rate) -> 
 
     Momentum filters G first: V = mu V + G in its place, or G + mu V for Nesterov's.
     """
-    T = G @ task.M
+    T = _product(G, task.M)
     if task.gain.dim() == 4:
-        S = task.gain.flatten(1, 2).mT @ _per_task(task, T)
+        T_j = (task.masks.unsqueeze(2) * T.unsqueeze(1)).flatten(1, 2)  # below each other
+        S = _product(task.gain.flatten(2), T_j)
     else:
         # C_j' T_j is C' T at the rows and columns of task j, so N sums all tasks in one product.
-        S = task.C @ (task.gain * (task.C.mT @ T))
-    W = torch.baddbmm(state.W - lr * G, lr * T - lr_q * S, task.M.mT)
+        S = _product(task.C, task.gain * _product(task.C.mT, T))
+    W = _plus_product(state.W - lr * G, lr * T - lr_q * S, task.M.mT)
     return State(W, state.Tsum + lr_q * T)
 
 
@@ -98,25 +118,24 @@ def factored_step(
     delta (b, o) is the gradient of the layer's output, x (b, n) its input, with a column of ones
     where there is a bias.
     """
-    left, right, z = _factors(task, delta, x)
-    b = z.shape[1]
-    left = torch.cat([lr * left[:, :b], lr_q * left[:, b:]], 1)
-    W = torch.baddbmm(state.W, left.mT, right, alpha=-1)
-    Tsum = torch.baddbmm(state.Tsum, lr_q * delta.reshape(len(z), b, -1).mT, z)
+    slow, fast = lr * delta, lr_q * delta
+    left, right, z = _factors(task, slow, fast, x)
+    W = _plus_product(state.W, left.flatten(1, 2).mT, right.flatten(1, 2), -1)
+    Tsum = _plus_product(state.Tsum, fast.reshape(*z.shape[:2], -1).mT, z)
     return State(W, Tsum)
 
 
 def projected_step(M: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
     """One step where no old task is trusted: W - lr G (I - M M'), which is GPM's."""
-    return torch.baddbmm(W - lr * G, lr * (G @ M), M.mT)
+    return _plus_product(W - lr * G, lr * _product(G, M), M.mT)
 
 
 def projected_factored_step(M: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
     """The same from the factors of G: it is the inputs that are projected."""
     g, n, _ = M.shape
     delta, x = delta.reshape(g, -1, W.shape[1]), x.reshape(g, -1, n)
-    free = torch.baddbmm(x, x @ M, M.mT, alpha=-1)
-    return torch.baddbmm(W, (lr * delta).mT, free, alpha=-1)
+    free = _plus_product(x, _product(x, M), M.mT, -1)
+    return _plus_product(W, (lr * delta).mT, free, -1)
 
 
 def no_momentum(state: State) -> Momentum:
@@ -126,12 +145,12 @@ def no_momentum(state: State) -> Momentum:
 
 def factored_momentum(task: Task, V: Momentum, delta: Tensor, x: Tensor, mu: float) -> Momentum:
     """V = mu V + G, filtered part by part from the factors of G."""
-    left, right, z = _factors(task, delta, x)
-    b = z.shape[1]
+    left, right, z = _factors(task, delta, delta, x)
+    scaled = left[:, :, 1:].flatten(1, 2), right[:, :, 1:].flatten(1, 2)
     return Momentum(
-        torch.baddbmm(V.free, left[:, :b].mT, right[:, :b], beta=mu),
-        torch.baddbmm(V.scaled, left[:, b:].mT, right[:, b:], beta=mu),
-        torch.baddbmm(V.T, left[:, :b].mT, z, beta=mu),
+        torch.baddbmm(V.free, left[:, :, 0].mT, right[:, :, 0], beta=mu),
+        torch.baddbmm(V.scaled, scaled[0].mT, scaled[1], beta=mu),
+        torch.baddbmm(V.T, left[:, :, 0].mT, z, beta=mu),
     )
 
 
@@ -174,26 +193,61 @@ def cheaper_form(b: int, K: int, g: int, o: int, n: int, m: int) -> Form:
     return "factored" if counted["factored"] < counted["gradient"] else "gradient"
 
 
-def _factors(task: Task, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """left (g, (1+K) b, o), right (g, (1+K) b, n) and z = x M, free part first, then task by task.
+def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """left (g, b, 1 + K, o), right (g, b, 1 + K, n) and z = x M; of 1 + K the free part is first.
 
     delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M') = A_j T_j M': the whole update is
-    left' right, a product of the size of a weight gradient.
+    left' right, a product of the size of a weight gradient. `slow` is delta times what G is to be
+    multiplied by, `fast` times what the A_j T_j are.
     """
     g, n, _ = task.M.shape
-    delta = delta.reshape(g, -1, task.C.shape[1])
-    x = x.reshape(g, -1, n)
-    z = x @ task.M
+    o, K = task.C.shape[1], task.signs.shape[1] - 1
+    slow, fast, x = slow.reshape(g, -1, o), fast.reshape(g, -1, o), x.reshape(g, -1, n)
+    z = _product(x, task.M)
     if task.gain.dim() == 4:
-        scaled = (delta.unsqueeze(1) @ task.gain).flatten(1, 2)
+        scaled = _product(fast, task.gain.flatten(2))
     else:
-        scaled = _per_task(task, delta @ task.C) @ task.C.mT
-    left = torch.cat([delta, scaled], 1)
-    right = torch.cat([-z, _per_task(task, z)], 1) @ task.M.mT
-    right[:, : x.shape[1]] += x
+        each = _product(fast, task.C).unsqueeze(2) * task.masks.unsqueeze(1)
+        scaled = _product(each.flatten(1, 2), task.C.mT)
+    b = slow.shape[1]
+    left = torch.cat([slow.unsqueeze(2), scaled.view(g, b, K, o)], 2)
+    each = z.unsqueeze(2) * task.signs.unsqueeze(1)
+    right = _product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
+    right[:, :, 0] += x
     return left, right, z
 
 
-def _per_task(task: Task, X: Tensor) -> Tensor:
-    """X_1, ..., X_K below each other: (g, k, m) becomes (g, K k, m)."""
-    return (task.masks.unsqueeze(2) * X.unsqueeze(1)).flatten(1, 2)
+def _product(A: Tensor, B: Tensor) -> Tensor:
+    """A B of every group; of one alone as plain matrices, for which GPUs have better kernels."""
+    return (A[0] @ B[0]).unsqueeze(0) if len(A) == 1 else A @ B
+
+
+def _plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
+    """X + alpha A B."""
+    if len(A) > 1:
+        return torch.baddbmm(X, A, B, alpha=alpha)
+    one = X[0], A[0], B[0]
+    if is_batchedtensor(one[0]):
+        stacked: Tensor = _StackedProduct.apply(*one, alpha)  # type: ignore[no-untyped-call]
+        return stacked.unsqueeze(0)
+    return torch.addmm(*one, alpha=alpha).unsqueeze(0)
+
+
+class _StackedProduct(torch.autograd.Function):
+    """X + alpha A B of runs stacked by vmap, whose own rule takes three kernels for it, not one."""
+
+    @staticmethod
+    def forward(X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:
+        raise NotImplementedError("Only called under vmap, which does not come here.")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """torch asks for it where there is a rule for vmap."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Any:
+        stacked = [
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((X, A, B), in_dims, strict=False)
+        ]
+        return torch.baddbmm(*stacked, alpha=alpha), 0

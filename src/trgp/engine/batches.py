@@ -1,6 +1,8 @@
 """An epoch's batches by index."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,13 @@ class Part(NamedTuple):
     samples: Tensors
 
 
+class Cut(NamedTuple):
+    """A batch: of which part, and how many samples."""
+
+    part: int
+    length: int
+
+
 def cuts(n: int, size: int) -> list[slice]:
     """0 to n in pieces of a size; a last piece of one, where they are larger, joins that before.
 
@@ -30,26 +39,41 @@ def cuts(n: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
 
 
-def orders_of(parts: Sequence[Part], *key: int | str) -> list[Tensor]:
-    """The samples of every part in the order of a key."""
-    return [order(len(part.samples), *key, i) for i, part in enumerate(parts)]
+@lru_cache(maxsize=64)
+def _pieces(counts: tuple[int, ...], size: int) -> tuple[tuple[Cut, ...], Tensor]:
+    """The batches of parts with so many samples, and where each begins among all samples."""
+    before = accumulate(counts, initial=0)
+    found = [
+        (Cut(i, cut.stop - cut.start), start + cut.start)
+        for i, (count, start) in enumerate(zip(counts, before, strict=False))
+        for cut in cuts(count, size)
+    ]
+    return tuple(cut for cut, _ in found), torch.tensor([start for _, start in found])
 
 
-def pieces_of(parts: Sequence[Part], size: int, *key: int | str) -> list[tuple[int, slice]]:
-    """The batches of all parts as (part, piece of its order); of several parts they are mixed."""
-    pieces = [(i, cut) for i, part in enumerate(parts) for cut in cuts(len(part.samples), size)]
+def rows_of(parts: Sequence[Part], size: int, *key: int | str) -> tuple[tuple[Cut, ...], Tensor]:
+    """Every sample once, in the order of a key: the batches, and a row of indices for each.
+
+    A batch is of one part; those of several parts are mixed. A row is as long as the longest, and
+    its first `length` entries count.
+    """
+    counts = tuple(len(part.samples) for part in parts)
+    found, starts = _pieces(counts, size)
     if len(parts) > 1:
-        pieces = [pieces[k] for k in order(len(pieces), *key, "parts").tolist()]
-    return pieces
+        mixed = order(len(found), *key, "parts").tolist()
+        found, starts = tuple(found[k] for k in mixed), starts[mixed]
+    flat = torch.cat([order(count, *key, i) for i, count in enumerate(counts)])
+    places = starts[:, None] + torch.arange(max(cut.length for cut in found))
+    return found, flat[places.clamp(max=len(flat) - 1)]
 
 
 def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
-    """Every sample once, in the order of a key; a batch is of one part."""
-    devices = [part.samples.y.device for part in parts]
-    orders = [o.to(d) for o, d in zip(orders_of(parts, *key), devices, strict=True)]
-    for i, cut in pieces_of(parts, size, *key):
+    """The same as batches."""
+    found, rows = rows_of(parts, size, *key)
+    rows = rows.to(parts[0].samples.y.device)
+    for (i, length), row in zip(found, rows, strict=True):
         part = parts[i]
-        yield Batch(*part.samples.batch(orders[i][cut]), part.task, part.head)
+        yield Batch(*part.samples.batch(row[:length]), part.task, part.head)
 
 
 def joined(parts: Sequence[Part]) -> Part:

@@ -1,146 +1,186 @@
-"""An epoch as replayed CUDA graphs: a whole step, from the batch's index to the update, in one.
+"""The steps of one task as replayed work: each from the batch's index to the update, in one graph.
 
 The text of a step is the eager one. What differs from step to step lies in tensors that stay where
-they are: the place in the epoch's order, the rate, the parameters, what moves of the state.
+they are: how many steps are done, the epoch's rows of indices, the rate, the parameters, what moves
+of the state. Several runs can be stacked on each other: then all of these have the runs as their
+first axis, and a step is that of `stacked`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..draws import seed_of
+from ..data import Tensors
 from ..methods.base import Batch, Method, Params
 from ..tree import State, from_leaves, leaves
-from .batches import Part, orders_of, pieces_of
-from .train import Epoch, progress_of, train_step
+from .batches import Cut
+from .replay import Replay
+from .stacked import Probes, probes_for, stacked_step
+from .train import Trained, Work, check_moving, progress_of, train_step
 
-WARM_UP = 3  # steps before a capture, in which libraries settle their work space
-
-
-@dataclass
-class Order:
-    """The samples of one part in the order of an epoch: full batches, and what is left."""
-
-    full: Tensor  # (batches, size)
-    rest: Tensor  # (fewer or one more,)
-    place: Tensor  # (1,) how many full ones are done
+CHUNK = 64  # steps that are queued in one turn; far more would fill the queue of the device
+FLOATS = 1 << 31  # bytes; a task's samples are normalised beforehand if they take no more
 
 
 class CapturedTask:
-    """The steps of one task: its tensors, and a graph for every kind of batch it meets."""
+    """One task of one run, or of several with equal shapes stacked on each other."""
 
-    def __init__(self, method: Method, params: Params, state: State, epoch: Epoch) -> None:
+    def __init__(self, method: Method, works: Sequence[Work], stacked: bool = False) -> None:
+        """`method` is that of the first run; of the others only options that steps read matter."""
         device = method.network.device
-        self.task = epoch.task
+        first = works[0].epoch
+        self.task = first.task
         self._method = method
-        self._trained = epoch.trained
-        self._factored = method.factored(state, epoch.batch_size)
-        self._fixed = {key: value for key, value in state.items() if key not in method.moving}
-        self._params = {name: tensor.clone() for name, tensor in params.items()}
-        self._moving = {path: t.clone() for path, t in leaves(_moving(method, state))}
-        self._numbers = epoch.numbers(method).clone()
-        self._progress = progress_of(self._numbers)
-        self._orders = [
-            Order(full, rest, torch.zeros(1, dtype=torch.long, device=device))
-            for full, rest in _cut(epoch, device)
+        self._stacked = stacked
+        self._trained = first.trained
+        states = [self._needed(work.state) for work in works]
+        self._factored = method.factored(states[0], first.batch_size)
+        self._params = {n: self._joined([w.params[n] for w in works]) for n in works[0].params}
+        each = [dict(leaves(state)) for state in states]
+        joined = {path: self._joined([state[path] for state in each]) for path in each[0]}
+        self._fixed = {p: t for p, t in joined.items() if not self._is_moving(p)}
+        self._moving = {p: t for p, t in joined.items() if self._is_moving(p)}
+        self._samples = [
+            _together([work.epoch.parts[i].samples for work in works])
+            for i in range(len(first.parts))
         ]
-        self._lr = torch.zeros((), device=device)
+        self._numbers = self._joined([work.epoch.numbers(method) for work in works])
+        self._progress = progress_of(self._numbers[0] if stacked else self._numbers)
         self._step = torch.zeros(1, dtype=torch.long, device=device)
-        self._total = torch.zeros((), dtype=torch.float64, device=device)
-        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        self._rows = self._joined_rows(works)
+        self._lr = self._joined([torch.zeros((), device=device) for _ in works])
+        lead = (len(works),) if stacked else ()
+        self._total = torch.zeros(lead, dtype=torch.float64, device=device)
+        self._replay = Replay(device)
+        self._probes: dict[Cut, Probes] = {}
 
-    def train_epoch(
-        self, params: Params, state: State, epoch: Epoch
-    ) -> tuple[Params, State, float]:
-        """As the eager one."""
+    def train(self, works: Sequence[Work]) -> Generator[None, None, list[Trained]]:
+        """As the eager epoch, of every run; it pauses for others to queue their work as well."""
         method = self._method
+        first = works[0].epoch
+        batches, _ = first.rows()
+        begins = "first" in method.needs and first.number == 0
         method.train_mode(self.task)
-        pieces = pieces_of(epoch.parts, epoch.batch_size, *epoch.order_key)
-        kinds = [
-            (i, cut.stop - cut.start == epoch.batch_size, epoch.number == 0) for i, cut in pieces
-        ]
-        for kind in dict.fromkeys(kinds):
-            if kind not in self._graphs:
-                self._graphs[kind] = self._captured(epoch.parts[kind[0]], *kind)
-        self._load(params, state, epoch)
-        torch.manual_seed(seed_of(epoch.seed, "dropout", epoch.task, epoch.number))
-        for kind in kinds:
-            self._graphs[kind].replay()
-        count = sum(len(part.samples) for part in epoch.parts)
-        new = {name: tensor.clone() for name, tensor in self._params.items()}
-        return new, {**state, **self._state(clone=True)}, float(self._total) / count
+        for cut in dict.fromkeys(batches):
+            self._replay.prepare((cut, begins), partial(self._body, works[0], cut, begins))
+        self._load(works)
+        first.settle(method)
+        for k, cut in enumerate(batches):
+            if k and k % CHUNK == 0:
+                yield
+            self._replay((cut, begins))
+        loss = self._total / sum(cut.length for cut in batches)
+        return [self._result(k, work, loss) for k, work in enumerate(works)]
 
-    def _load(self, params: Params, state: State, epoch: Epoch) -> None:
+    def _load(self, works: Sequence[Work]) -> None:
         """What an epoch begins with, into the tensors that the graphs know."""
         for name, tensor in self._params.items():
-            tensor.copy_(params[name])
-        for path, tensor in leaves(_moving(self._method, state)):
-            self._moving[path].copy_(tensor)
-        self._numbers.copy_(epoch.numbers(self._method))
-        for order, (full, rest) in zip(
-            self._orders, _cut(epoch, self._method.network.device), strict=True
-        ):
-            order.full.copy_(full)
-            order.rest.copy_(rest)
-            order.place.zero_()
-        self._lr.fill_(epoch.lr)
+            self._put(tensor, [work.params[name] for work in works])
+        states = [dict(leaves(self._needed(work.state))) for work in works]
+        for path, tensor in self._moving.items():
+            self._put(tensor, [state[path] for state in states])
+        self._put(self._numbers, [work.epoch.numbers(self._method) for work in works])
+        self._rows.copy_(self._joined_rows(works))
+        self._put(self._lr, [torch.tensor(work.epoch.lr) for work in works])
         self._step.zero_()
         self._total.zero_()
 
-    def _captured(self, part: Part, i: int, full: bool, first: bool) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream(self._method.network.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):  # what it does to the tensors is undone when they are loaded
-                self._orders[i].place.zero_()
-                self._step.zero_()
-                self._body(part, i, full, first)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._body(part, i, full, first)
-        return graph
-
-    def _body(self, part: Part, i: int, full: bool, first: bool) -> None:
-        order = self._orders[i]
-        index = order.full.index_select(0, order.place).squeeze(0) if full else order.rest
-        x, y = part.samples.batch(index)
-        u = self._numbers.index_select(0, self._step).squeeze(0)
-        progress = self._progress.index_select(0, self._step).squeeze(0)
-        batch = Batch(x, y, part.task, part.head, u, first, progress)
-        begun: State = {**self._fixed, **self._state()}
-        params, state, loss = train_step(
-            self._method, self._params, begun, batch, self._lr, self._trained, self._factored
+    def _body(self, work: Work, cut: Cut, first: bool) -> None:
+        part, samples = work.epoch.parts[cut.part], self._samples[cut.part]
+        index = self._rows.index_select(-2, self._step).squeeze(-2)[..., : cut.length]
+        x, y = samples.batch(index.flatten())
+        u = progress = None
+        if self._numbers.shape[-1]:
+            u = self._numbers.index_select(-2, self._step).squeeze(-2)
+        if "progress" in self._method.needs:
+            progress = self._progress.index_select(0, self._step).squeeze(0)
+        batch = Batch(
+            x.view(*index.shape, *x.shape[1:]),
+            y.view(index.shape),
+            part.task,
+            part.head,
+            u,
+            first,
+            0.0 if progress is None else progress,
         )
+        state = from_leaves({**self._fixed, **self._moving})
+        params, changes, loss = self._stepped(state, batch, cut)
         with torch.no_grad():
-            for name, tensor in self._params.items():
-                if params[name] is not tensor:
-                    tensor.copy_(params[name])
-            for path, tensor in leaves(_moving(self._method, state)):
-                if tensor is not self._moving[path]:
-                    self._moving[path].copy_(tensor)
-            self._total += loss.double() * len(y)
+            changed = [n for n, tensor in params.items() if tensor is not self._params[n]]
+            moved = [(p, t) for p, t in leaves(changes) if t is not self._moving[p]]
+            torch._foreach_copy_(
+                [self._params[n] for n in changed] + [self._moving[p] for p, _ in moved],
+                [params[n] for n in changed] + [t for _, t in moved],
+            )
+            self._total.add_(loss, alpha=cut.length)
             self._step += 1
-            if full:
-                order.place += 1
 
-    def _state(self, clone: bool = False) -> State:
-        return from_leaves({p: t.clone() if clone else t for p, t in self._moving.items()})
+    def _stepped(self, state: State, batch: Batch, cut: Cut) -> tuple[Params, State, Tensor]:
+        method = self._method
+        if not self._stacked:
+            params, after, loss = train_step(
+                method, self._params, state, batch, self._lr, self._trained, self._factored
+            )
+            return params, {k: after[k] for k in method.moving if k in after}, loss
+        if cut not in self._probes:
+            self._probes[cut] = probes_for(method, self._params, state, batch, self._factored)
+        params, changes, loss = stacked_step(
+            method, self._params, state, batch, self._lr, self._trained, self._probes[cut]
+        )
+        check_moving(method, changes)
+        return params, changes, loss
+
+    def _result(self, k: int, work: Work, loss: Tensor) -> Trained:
+        """The k-th run's, in the shapes it has alone."""
+        params = {name: self._own(t, k).clone() for name, t in self._params.items()}
+        held = {key: work.state[key] for key in self._method.moving if key in work.state}
+        moved = {
+            path: self._own(self._moving[path], k)[tuple(map(slice, tensor.shape))].clone()
+            for path, tensor in leaves(held)
+        }
+        state = {**work.state, **from_leaves(moved)}
+        return Trained(params, state, self._own(loss, k).clone())
+
+    def _is_moving(self, path: str) -> bool:
+        return path.partition("/")[0] in self._method.moving
+
+    def _needed(self, state: State) -> State:
+        return self._method.padded(state) if self._stacked else state
+
+    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(tensors)) if self._stacked else tensors[0].clone()
+
+    def _joined_rows(self, works: Sequence[Work]) -> Tensor:
+        """On the device; of a stacked run those of its own samples, which lie after the others'."""
+        rows = []
+        for k, work in enumerate(works):
+            cuts, own = work.epoch.rows()
+            if k:
+                counts = torch.tensor([len(part.samples) for part in work.epoch.parts])
+                own = own + k * counts[[cut.part for cut in cuts]][:, None]
+            rows.append(own)
+        return self._joined(rows).to(self._step.device)
+
+    def _put(self, target: Tensor, values: Sequence[Tensor]) -> None:
+        if self._stacked:
+            for own, value in zip(target, values, strict=True):
+                own.copy_(value)
+        else:
+            target.copy_(values[0])
+
+    def _own(self, tensor: Tensor, k: int) -> Tensor:
+        return tensor[k] if self._stacked else tensor
 
 
-def _moving(method: Method, state: State) -> State:
-    return {key: state[key] for key in method.moving if key in state}
-
-
-def _cut(epoch: Epoch, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """By part its full batches as the epoch meets them, and the one that is not full."""
-    found = []
-    pieces = pieces_of(epoch.parts, epoch.batch_size, *epoch.order_key)
-    for i, order in enumerate(orders_of(epoch.parts, *epoch.order_key)):
-        batches = [order[cut] for part, cut in pieces if part == i]
-        full = [batch for batch in batches if len(batch) == epoch.batch_size]
-        rest = [batch for batch in batches if len(batch) != epoch.batch_size]
-        rows = torch.stack(full) if full else order.new_zeros(0, epoch.batch_size)
-        found.append((rows.to(device), (rest[0] if rest else order[:0]).to(device)))
-    return found
+def _together(sets: Sequence[Tensors]) -> Tensors:
+    """The samples of all runs after each other, normalised beforehand where there is room."""
+    first = sets[0]
+    if sum(samples.x.numel() for samples in sets) * 4 <= FLOATS:
+        sets = [Tensors(*samples.batch(slice(None))) for samples in sets]
+        first = sets[0]
+    if len(sets) == 1:
+        return first
+    x, y = torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets])
+    return Tensors(x, y, first.normalisation)

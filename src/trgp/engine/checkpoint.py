@@ -1,12 +1,15 @@
 """A run that can be killed at any moment: what is finished lies on the disk, whole.
 
 `task.safetensors` is written when a task begins and holds everything; `epoch.safetensors` is
-written after every epoch and holds what epochs change. The second belongs to the first only if it
-names the same task: one left from the task before is ignored.
+written after epochs and holds what they change, as often as takes a twentieth of the time, and when
+the run is interrupted. The second belongs to the first only if it names the same task: one left
+from the task before is ignored.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ from .errors import RunError
 from .schedule import Schedule
 
 FORMAT = 1
+SPARE = 19  # of twenty parts of the time; one is for writing after epochs
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
+Content = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 @dataclass
@@ -56,16 +61,32 @@ class Checkpoints:
         self._epoch_file = folder / EPOCH
         self._run = dict(run)
         self._device = device
+        self._due = 0.0  # when an epoch is written next
+        self._left: Callable[[], object] | None = None  # what would write the last epoch
         for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
             draft.unlink()  # of a writer that was killed
 
     def save_task(self, position: Position) -> Position:
         """At the beginning of a task; the position to go on from."""
-        return self._save(self._task_file, _settled(position), position.state)
+        self._left = None
+        self._save(self._task_file, self._content(_settled(position), position.state))
+        return position
 
-    def save_epoch(self, position: Position, moving: Mapping[str, Any]) -> Position:
+    def save_epoch(self, position: Position, moving: Mapping[str, Any]) -> None:
         """After an epoch, in which only the parameters and `moving` have changed."""
-        return self._save(self._epoch_file, _settled(position), moving)
+        content = self._content(_settled(position), moving)
+        self._left = partial(self._save, self._epoch_file, content)
+        if time.monotonic() >= self._due:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write the last epoch, if it is not written yet."""
+        if self._left is not None:
+            start = time.monotonic()
+            self._left()
+            self._left = None
+            now = time.monotonic()
+            self._due = now + SPARE * (now - start)
 
     def load(self) -> Position | None:
         """Where the run was interrupted, or None where it has not begun."""
@@ -79,7 +100,8 @@ class Checkpoints:
                 return later
         return begun
 
-    def _save(self, path: Path, position: Position, state: State) -> Position:
+    def _content(self, position: Position, state: State) -> Content:
+        """As it is now: the tensors are never changed in place, and the rest is copied."""
         tensors = _named("params", position.params) | _named("state", state)
         if position.best is not None:
             params, moving = position.best
@@ -92,6 +114,10 @@ class Checkpoints:
             "record": asdict(position.record),
             "has_best": position.best is not None,
         }
+        return tensors, meta
+
+    def _save(self, path: Path, content: Content) -> None:
+        tensors, meta = content
         try:
             write_tensors(path, tensors, meta)
         except OSError as error:
@@ -100,7 +126,6 @@ class Checkpoints:
                 "saved before is whole; make room or allow writing there, and give the same "
                 "command, without --fresh, again."
             ) from error
-        return position
 
     def _read(self, path: Path) -> Position:
         start_over = "give --fresh to start the run over"

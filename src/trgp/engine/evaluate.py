@@ -1,46 +1,77 @@
 """Loss and accuracy on samples that are not learnt."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..methods.base import Params
 from .batches import Part, epoch_batches
 from .network import Network
+from .replay import Replay
 
 
-class Score(NamedTuple):
-    """Means over all samples."""
+class Evaluation:
+    """Measures a network; its forward passes are captured where steps are."""
 
-    loss: float
-    accuracy: float
+    def __init__(self, network: Network, captured: bool) -> None:
+        self._network = network
+        self._captured = captured
+        self._replay = Replay(network.device)
+        self._weights: dict[str, Tensor] = {}
+        self._batches: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        self._totals = torch.zeros(2, dtype=torch.float64, device=network.device)
 
+    @torch.no_grad()
+    def __call__(
+        self, weights: Params, part: Part, size: int, passes: int, *key: int | str
+    ) -> Tensor:
+        """Mean loss and accuracy (2,) on the device, in shuffled batches, over some passes.
 
-@torch.no_grad()
-def evaluate(
-    network: Network,
-    weights: Sequence[Params],
-    parts: Sequence[Part],
-    size: int,
-    passes: int,
-    *key: int | str,
-) -> Score:
-    """Each part with its own weights, in shuffled batches of a size, and the mean of the passes.
-
-    The order belongs to the key alone: where BatchNorm uses the batch at hand, an old task is
-    always measured in the same batches, and its accuracy changes only if the network does.
-    """
-    network.module.eval()
-    totals = torch.zeros(2, dtype=torch.float64, device=network.device)
-    for each, part in zip(weights, parts, strict=True):
+        The order belongs to the key alone: where BatchNorm uses the batch at hand, an old task is
+        always measured in the same batches, and its accuracy changes only if the network does.
+        """
+        self._network.module.eval()
+        if self._captured:
+            weights = self._held(weights)
+        self._totals.zero_()
         for k in range(passes):
             for batch in epoch_batches([part], size, *key, part.task, k):
-                logits = network(each, batch.x, batch.head)
-                loss = F.cross_entropy(logits, batch.y, reduction="sum")
-                right = (logits.argmax(1) == batch.y).sum()
-                totals += torch.stack([loss.double(), right.double()])
-    count = passes * sum(len(part.samples) for part in parts)
-    loss, right = totals.tolist()
-    return Score(loss / count, right / count)
+                if self._captured:
+                    self._replayed(weights, batch.x, batch.y, batch.head)
+                else:
+                    self._add(weights, batch.x, batch.y, batch.head)
+        return self._totals / (passes * len(part.samples))
+
+    def _add(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
+        logits = self._network(weights, x, head)
+        loss = F.cross_entropy(logits, y, reduction="sum")
+        right = (logits.argmax(1) == y).sum()
+        self._totals += torch.stack([loss.double(), right.double()])
+
+    def _held(self, weights: Params) -> Params:
+        """The weights in tensors that the graphs know."""
+        for name, tensor in weights.items():
+            if name not in self._weights:
+                self._weights[name] = tensor.clone()
+        held = {name: self._weights[name] for name in weights}
+        torch._foreach_copy_(list(held.values()), list(weights.values()))
+        return held
+
+    def _replayed(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
+        held = self._batches.setdefault(x.shape, (x.clone(), y.clone()))
+        kind = (head, x.shape, frozenset(weights))
+        if kind not in self._replay:
+            before = self._totals.clone()
+            self._replay.prepare(kind, partial(self._add, weights, *held, head))
+            self._totals.copy_(before)
+        torch._foreach_copy_(list(held), [x, y])
+        self._replay(kind)
+
+
+def mean(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Over the samples of several parts."""
+    weights = torch.tensor(counts, dtype=torch.float64, device=scores[0].device)
+    return weights @ torch.stack(list(scores)) / weights.sum()

@@ -1,6 +1,6 @@
 """A batch's loss and its gradient, or for linear layers the factors of it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ def loss_and_gradients(
     The weights named in `factored` get no gradient of their own, but its factors.
     """
     free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
-    with _probed(method.network.module, factored) as seen:
+    with probed(method.network.module, dict.fromkeys(factored)) as seen:
         loss = method.loss({**params, **free}, state, batch)
     probes = [probe for calls in seen.values() for _, probe in calls]
     found = iter(torch.autograd.grad(loss, [*free.values(), *probes], allow_unused=True))
@@ -46,26 +46,28 @@ def loss_and_gradients(
 
 
 @contextmanager
-def _probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
+def probed(module: nn.Module, weights: Mapping[str, Sequence[Tensor] | None]) -> Iterator[Seen]:
     """While this is open, a zero is added to the output of these linear layers.
 
-    Its gradient is delta, the gradient of the output, and the weight itself needs none.
+    Its gradient is delta, the gradient of the output, and the weight itself needs none. The zeros
+    can be given, one for each call of a layer.
     """
     seen: Seen = {}
 
-    def hook(name: str) -> Any:
+    def hook(name: str, given: Sequence[Tensor] | None) -> Any:
         def add(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            probe = torch.zeros_like(output, requires_grad=True)
-            seen.setdefault(name, []).append((args[0] if args else kwargs["input"], probe))
+            calls = seen.setdefault(name, [])
+            probe = given[len(calls)] if given else torch.zeros_like(output, requires_grad=True)
+            calls.append((args[0] if args else kwargs["input"], probe))
             return output + probe
 
         return add
 
     handles = [
         module.get_submodule(name.rpartition(".")[0]).register_forward_hook(
-            hook(name), with_kwargs=True
+            hook(name, given), with_kwargs=True
         )
-        for name in weights
+        for name, given in weights.items()
     ]
     try:
         yield seen

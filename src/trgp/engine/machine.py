@@ -5,6 +5,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -52,6 +53,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, torch.get_num_threads(), torch.get_float32_matmul_precision()
     mode = torch.get_deterministic_debug_mode()
+    fill: Any = torch.utils.deterministic
+    filled = fill.fill_uninitialized_memory
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(False),
@@ -61,6 +64,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
         try:
             # Not by use_deterministic_algorithms, which imports the compiler: seconds, for nothing.
             torch.set_deterministic_debug_mode("warn")
+            # Nothing here reads what it has not written, and a fill a tensor doubles small steps.
+            fill.fill_uninitialized_memory = False
             cudnn.benchmark = False
             torch.set_float32_matmul_precision("highest")
             if device.type == "cuda":
@@ -68,6 +73,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.set_deterministic_debug_mode(mode)
+            fill.fill_uninitialized_memory = filled
             cudnn.benchmark = before[0]
             torch.set_num_threads(before[1])
             torch.set_float32_matmul_precision(before[2])
@@ -80,9 +86,9 @@ def settle_threads(weights: int) -> None:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for the device, so that a clock can be read."""
+    """Wait for what this run has given the device to do, so that a clock can be read."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 def peak_memory(device: torch.device) -> int:

@@ -42,6 +42,7 @@ class Network:
         self.buffers = tuple(name for name, _ in self.module.named_buffers())
         self.names = frozenset([*params, *self.buffers])
         self.nbytes = sum(p.nbytes for p in params.values())
+        self.weights = sum(p.numel() for p in params.values())
 
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
@@ -97,6 +98,15 @@ class Network:
                     "a row of as many logits for every sample."
                 )
 
+    def draws(self, x: Tensor) -> bool:
+        """Whether a pass in training draws random numbers, as for dropout."""
+        params = self.initial_params()
+        self.module.train()
+        before = _random_state(self.device)
+        with torch.no_grad():
+            self(params, x, 0)
+        return not before.equal(_random_state(self.device))
+
     def initial_params(self, task: int = 0) -> dict[str, Tensor]:
         """Parameters and buffers as initialised: always the same for a seed and task."""
         return _tensors(self._initialised(task))
@@ -122,6 +132,11 @@ def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple
     each = x.shape[1] // len(factors)
     wide = factors.repeat_interleave(each) if each > 1 else factors
     return x * wide.view(1, -1, *[1] * (x.dim() - 2)), *rest
+
+
+def _random_state(device: torch.device) -> Tensor:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

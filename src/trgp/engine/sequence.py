@@ -1,23 +1,30 @@
-"""The tasks of one run, one after another: begin, epochs, end, evaluation."""
+"""The tasks of one run, one after another: begin, epochs, end, evaluation.
+
+A run is a generator, so that several can take turns on one device: it asks for an epoch to be
+trained, is told what came of it, and pauses (None) before it waits for the device.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 from ..benchmarks import Benchmark
 from ..methods.base import Method, Params
-from ..tree import State
 from .batches import Part, joined
-from .captured import CapturedTask
 from .checkpoint import Checkpoints, Position, Record
 from .config import Config
 from .context import Context
 from .divergence import LIMIT
-from .evaluate import evaluate
+from .evaluate import Evaluation, mean
 from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
 from .schedule import Schedule
-from .train import Epoch, diverged, train_epoch
+from .train import Epoch, Trained, Work, diverged
+
+Turns = Generator[Work | None, Trained | None, None]
 
 
 class Sequencer:
@@ -40,8 +47,9 @@ class Sequencer:
         self._seed = seed
         self._checkpoints = checkpoints
         self._observer = observer
-        self._captured = captured
-        self._steps: CapturedTask | None = None
+        self._evaluation = Evaluation(method.network, captured)
+        self.company = 1  # runs that take turns on the device: it is this one's for a share of time
+        self.position: Position | None = None  # the last that can be gone on from
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
             [
@@ -58,8 +66,8 @@ class Sequencer:
             together = self._train if benchmark.separate_heads else [joined(self._train)]
             self._stages = [list(together)]
 
-    def learn(self) -> Position:
-        """Where the run stands when all is learnt."""
+    def learn(self) -> Turns:
+        """Learn all; in the end `position` is where the run stands."""
         position = self._checkpoints.load()
         self._observer(
             RunStarted(
@@ -79,15 +87,23 @@ class Sequencer:
             params = self.network.initial_params()
             record = Record()
             if self._training.evaluate_unseen:
-                record.untrained = [self._accuracy(params, j) for j in range(len(self._test))]
+                scores = [self._score(params, j) for j in range(len(self._test))]
+                record.untrained = torch.stack(scores)[:, 1].tolist()
             position = self._begin(Position(0, params, {}, self._schedule(), record))
         for stage in range(position.task, len(self._stages)):
             while not position.schedule.over:
-                position = self._epoch(position)
-            position = self._end(position)
-            if stage + 1 < len(self._stages):
+                yield from self._epoch(position)
+            last = stage + 1 == len(self._stages)
+            if last:
+                self.save()  # before a result that may find no room
+            yield from self._end(position)
+            if not last:
                 position = self._begin(position)
-        return position
+        self.position = position
+
+    def save(self) -> None:
+        """What is finished of a run that is interrupted, if it is not saved yet."""
+        self._checkpoints.catch_up()
 
     def _begin(self, position: Position) -> Position:
         record = position.record
@@ -99,7 +115,7 @@ class Sequencer:
         position.schedule = self._schedule()
         return self._checkpoints.save_task(position)
 
-    def _epoch(self, position: Position) -> Position:
+    def _epoch(self, position: Position) -> Turns:
         method, training, schedule = self.method, self._training, position.schedule
         task, lr = position.task, schedule.lr
         epoch = Epoch(
@@ -111,30 +127,36 @@ class Sequencer:
             lr,
             self._trained(position),
         )
-        begun = self._apart(position.params), position.state
+        begun = Work(self._apart(position.params), position.state, epoch)
         with self._clock(position.record, "training"):
-            params, position.state, loss = self._train_epoch(
-                self._apart(position.params), position.state, epoch
-            )
-            position.params = params
+            trained = yield begun._replace(params=self._apart(position.params))
+            assert trained is not None
             parts = self._valid if self._joint else [self._valid[task]]
-            score = evaluate(
-                self.network,
-                [method.weights_for(params, position.state, p.task) for p in parts],
-                parts,
-                training.test_batch,
-                1,
-                *(self._seed, "valid"),
+            scores = [
+                self._evaluation(
+                    method.weights_for(trained.params, trained.state, part.task),
+                    part,
+                    training.test_batch,
+                    1,
+                    *(self._seed, "valid"),
+                )
+                for part in parts
+            ]
+            figures = torch.cat(
+                [trained.loss.reshape(1), mean(scores, [len(part.samples) for part in parts])]
             )
-        if not (loss <= LIMIT and score.loss <= LIMIT):
-            raise diverged(method, *begun, epoch)
+            yield None
+            loss, valid_loss, valid_accuracy = figures.tolist()
+        if not (loss <= LIMIT and valid_loss <= LIMIT):
+            raise diverged(method, begun)
+        position.params, position.state = trained.params, trained.state
         moving = {key: position.state[key] for key in method.moving if key in position.state}
-        if schedule.after_epoch(score.loss, training):
+        if schedule.after_epoch(valid_loss, training):
             position.best = position.params, moving
         curve = {
             "loss": loss,
-            "valid_loss": score.loss,
-            "valid_accuracy": score.accuracy,
+            "valid_loss": valid_loss,
+            "valid_accuracy": valid_accuracy,
             "lr": lr,
         }
         for name, value in curve.items():
@@ -142,20 +164,8 @@ class Sequencer:
         position.record.peak_memory_bytes = max(
             position.record.peak_memory_bytes, peak_memory(self.network.device)
         )
-        position = self._checkpoints.save_epoch(position, moving)
+        self._checkpoints.save_epoch(position, moving)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
-        return position
-
-    def _train_epoch(
-        self, params: Params, state: State, epoch: Epoch
-    ) -> tuple[Params, State, float]:
-        """One epoch, by the engine chosen."""
-        if not self._captured:
-            return train_epoch(self.method, params, state, epoch)
-        if self._steps is None or self._steps.task != epoch.task:
-            self._steps = None  # the old task's graphs are freed before the new one's are made
-            self._steps = CapturedTask(self.method, params, state, epoch)
-        return self._steps.train_epoch(params, state, epoch)
 
     def _trained(self, position: Position) -> list[str]:
         """The network's parameters that train in this task, and the method's own."""
@@ -167,7 +177,7 @@ class Sequencer:
         """The same with running statistics of its own, which training changes in place."""
         return {**params, **{name: params[name].clone() for name in self.network.buffers}}
 
-    def _end(self, position: Position) -> Position:
+    def _end(self, position: Position) -> Turns:
         """Restore the best weights, let the method keep what it needs, evaluate what was seen."""
         record, task = position.record, position.task
         if position.best is not None:
@@ -181,25 +191,27 @@ class Sequencer:
             if self._joint:
                 record.accuracy_matrix = [[None] * count for _ in range(count - 1)]
             seen = count if self._joint or self._training.evaluate_unseen else task + 1
-            row: list[float | None] = [None] * count
-            for j in range(seen):
-                weights = self.method.weights_for(position.params, position.state, j)
-                row[j] = self._accuracy(weights, j)
+            scores = [
+                self._score(self.method.weights_for(position.params, position.state, j), j)
+                for j in range(seen)
+            ]
+            yield None
+            row: list[float | None] = torch.stack(scores)[:, 1].tolist()
+            row += [None] * (count - seen)
             record.accuracy_matrix.append(row)
         self._observer(TaskFinished(self._seed, task, row, dict(record.seconds[-1])))
         position.task += 1
-        return position
 
-    def _accuracy(self, weights: Params, j: int) -> float:
+    def _score(self, weights: Params, j: int) -> Tensor:
+        """Loss and accuracy on the j-th task's test samples, on the device."""
         training = self._training
-        return evaluate(
-            self.network,
-            [weights],
-            [self._test[j]],
+        return self._evaluation(
+            weights,
+            self._test[j],
             training.test_batch,
             training.test_passes,
             *(self._seed, "test"),
-        ).accuracy
+        )
 
     def _context(self, position: Position) -> Context:
         part = self._stages[position.task][0]
@@ -225,4 +237,5 @@ class Sequencer:
         yield
         finish(self.network.device)
         spent = record.seconds[-1]
-        spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - start
+        share = (time.perf_counter() - start) / self.company
+        spent[phase] = spent.get(phase, 0.0) + share

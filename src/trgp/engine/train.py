@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from ..draws import seed_of, uniform
 from ..methods.base import Batch, Method, Params
 from ..tree import State
-from .batches import Part, cuts, epoch_batches
+from .batches import Cut, Part, cuts, epoch_batches, rows_of
 from .divergence import DivergenceError, locate
 from .errors import RunError
 from .gradients import loss_and_gradients
@@ -28,27 +29,54 @@ class Epoch:
     trained: Collection[str]
 
     @property
-    def order_key(self) -> tuple[int | str, ...]:
-        """What its order of samples is drawn by."""
-        return self.seed, "order", self.task, self.number
+    def steps(self) -> int:
+        return sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
+
+    def rows(self) -> tuple[tuple[Cut, ...], Tensor]:
+        """Its batches, and the indices of each in a row."""
+        return rows_of(self.parts, self.batch_size, *self._order_key)
 
     def numbers(self, method: Method) -> Tensor:
         """A row of uniform random numbers for every step, as many as the method asks for."""
-        steps = sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
         # A last sample may have joined a full batch.
         count = method.random_numbers(self.batch_size + 1)
-        drawn = uniform(steps, count, self.seed, "steps", self.task, self.number)
+        drawn = uniform(self.steps, count, self.seed, "steps", self.task, self.number)
         return drawn.to(method.network.device)
+
+    def settle(self, method: Method) -> None:
+        """Let the network be in its mode, and dropout draw what it draws in this epoch."""
+        method.train_mode(self.task)
+        torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
 
     def batches(self, method: Method) -> Iterator[Batch]:
         """Its batches in order, once the network and its dropout are ready for them."""
-        method.train_mode(self.task)
-        torch.manual_seed(seed_of(self.seed, "dropout", self.task, self.number))
+        self.settle(method)
         numbers = self.numbers(method)
         progress = progress_of(numbers)
-        ordered = epoch_batches(self.parts, self.batch_size, *self.order_key)
+        ordered = epoch_batches(self.parts, self.batch_size, *self._order_key)
         for k, batch in enumerate(ordered):
             yield batch._replace(u=numbers[k], first=self.number == 0, progress=progress[k])
+
+    @property
+    def _order_key(self) -> tuple[int | str, ...]:
+        """What its order of samples is drawn by."""
+        return self.seed, "order", self.task, self.number
+
+
+class Work(NamedTuple):
+    """An epoch to be trained, and from where."""
+
+    params: Params
+    state: State
+    epoch: Epoch
+
+
+class Trained(NamedTuple):
+    """What came of it."""
+
+    params: Params
+    state: State
+    loss: Tensor  # the mean on the way, on the device: nobody has waited for it
 
 
 def progress_of(numbers: Tensor) -> Tensor:
@@ -56,13 +84,9 @@ def progress_of(numbers: Tensor) -> Tensor:
     return torch.arange(len(numbers), device=numbers.device) / max(1, len(numbers) - 1)
 
 
-def train_epoch(
-    method: Method, params: Params, state: State, epoch: Epoch
-) -> tuple[Params, State, float]:
-    """Parameters and state after an epoch, and the mean loss on the way.
-
-    No step waits for the device: a loss that is no number stays one in the sum.
-    """
+def train_epoch(method: Method, work: Work) -> Trained:
+    """Step by step; none waits for the device: a loss that is no number stays one in the mean."""
+    params, state, epoch = work
     factored = method.factored(state, epoch.batch_size)
     total = torch.zeros((), dtype=torch.float64, device=method.network.device)
     count = 0
@@ -70,9 +94,9 @@ def train_epoch(
         params, state, loss = train_step(
             method, params, state, batch, epoch.lr, epoch.trained, factored
         )
-        total += loss.double() * len(batch.y)
+        total.add_(loss, alpha=len(batch.y))
         count += len(batch.y)
-    return params, state, float(total) / count
+    return Trained(params, state, total / count)
 
 
 def train_step(
@@ -88,16 +112,22 @@ def train_step(
     loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
     with torch.no_grad():
         params, changes = method.step(params, grads, state, batch, lr)
-    if not changes.keys() <= set(method.moving):
+    check_moving(method, changes)
+    return params, {**state, **changes}, loss
+
+
+def check_moving(method: Method, changes: Collection[str]) -> None:
+    """Refuse a change that a resumed run would not know of."""
+    if not set(changes) <= set(method.moving):
         raise ValueError(
             f"A step changed {', '.join(changes)} of the state, but {type(method).__name__}.moving "
             f"names {method.moving}; name all that a step changes, or a resumed run loses it."
         )
-    return params, {**state, **changes}, loss
 
 
-def diverged(method: Method, params: Params, state: State, epoch: Epoch) -> RunError:
+def diverged(method: Method, work: Work) -> RunError:
     """What to say of an epoch that went wrong, given what it began with."""
+    params, state, epoch = work
     factored = method.factored(state, epoch.batch_size)
     found = locate(method, params, state, epoch.batches(method), epoch.lr, epoch.trained, factored)
     if found is not None:

@@ -31,10 +31,14 @@ class AGEM(Method):
     )
 
     memory_size: int = 1000
-    """Examples that are stored, of all tasks together, the same number of each."""
+    """Examples that are stored, of all tasks together, the same number of each; where there are
+    more tasks than examples, one of each of the first."""
 
     def __post_init__(self) -> None:
         check_count("memory_size", self.memory_size)
+
+    def stackable(self) -> bool:
+        return False  # a step computes a gradient of its own
 
     def random_numbers(self, batch_size: int) -> int:
         return batch_size
@@ -65,9 +69,10 @@ class AGEM(Method):
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Store some examples of the task."""
-        share = max(1, self.memory_size // ctx.tasks)
-        new = memory.examples(ctx.samples(share, "memory"))
         held = tensors(level(ctx.state, "memory"))
+        room = self.memory_size - (len(held["y"]) if held else 0)
+        share = min(room, max(1, self.memory_size // ctx.tasks))
+        new = memory.examples(ctx.samples(share, "memory"))
         return ctx.params, {"memory": memory.joined(held, new) if held else new}
 
 

@@ -10,10 +10,10 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..tree import State
+from .loss import cross_entropy
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -86,6 +86,9 @@ class Method:
     moving: ClassVar[tuple[str, ...]] = ()
     """The keys of the state that a step changes: they are restored with the best weights."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Which of a batch's `first` and `progress` its functions read; others are not kept up."""
+
     network: "ClassVar[Network]"  # of the one run it is bound to
 
     def bind(self, network: "Network") -> Self:
@@ -117,10 +120,18 @@ class Method:
         """How many uniform random numbers a step needs, as `batch.u`: it must not draw itself."""
         return 0
 
+    def stackable(self) -> bool:
+        """Whether `loss` and `step` can be vmapped over runs from several seeds."""
+        return True
+
+    def padded(self, state: State) -> State:
+        """What `loss` and `step` need of the state, in the same shapes for every seed."""
+        return state
+
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
         weights = self.weights_for(params, state, batch.task)
-        return F.cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
+        return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate

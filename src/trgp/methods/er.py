@@ -30,6 +30,7 @@ class ER(Method):
         task_id_at_test=False,
     )
     moving: ClassVar[tuple[str, ...]] = ("memory", "seen")
+    needs: ClassVar[tuple[str, ...]] = ("first",)
 
     memory_size: int = 1000
     """Examples that are stored, of all tasks together."""

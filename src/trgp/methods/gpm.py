@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.capture import Gram
 from ..core.guard import with_coordinates
@@ -91,12 +92,20 @@ class GPMMethod(Layerwise):
         for name, each in self.layers.items():
             held = tensors(level(state, "task", name))
             if held and each.factored:
-                masks = held.get("masks")
-                trusted = 0 if masks is None else masks.shape[1]
+                signs = held.get("signs")
+                trusted = 0 if signs is None else signs.shape[1] - 1
                 shape = (*each.layer.shape, held["M"].shape[2])
                 if cheaper_form(batch_size, trusted, *shape) == "factored":
                     chosen.add(each.names[0])
         return frozenset(chosen)
+
+    def padded(self, state: State) -> State:
+        """Every memory as wide as its layer's inputs: a zero column protects nothing."""
+        if not level(state, "task"):
+            return {}
+        memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
+        wide = {n: pad(M, (0, M.shape[1] - M.shape[2])) for n, M in memories.items()}
+        return {"task": {name: {"M": M} for name, M in wide.items()}}
 
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate

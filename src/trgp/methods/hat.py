@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..draws import seed_of
@@ -20,6 +19,7 @@ from ..models.gates import Gate
 from ..options import check_number
 from ..tree import State, level, put, tensors
 from .base import GATE, About, Batch, Grads, Method, Params, Rate, Report, sgd
+from .loss import cross_entropy
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -40,6 +40,7 @@ class HAT(Method):
         task_id_at_test=True,
         several_heads=True,
     )
+    needs: ClassVar[tuple[str, ...]] = ("progress",)
 
     s_max: float = 400.0
     """The steepness of the gates at the end of an epoch, and in the test."""
@@ -93,7 +94,7 @@ class HAT(Method):
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         a = self.opened(params, self.steepness(batch.progress))
         logits = self.network(self.gated(params, a, batch.head), batch.x, batch.head)
-        return F.cross_entropy(logits, batch.y) + self.sparsity * self.taken(a, state)
+        return cross_entropy(logits, batch.y) + self.sparsity * self.taken(a, state)
 
     def taken(self, a: Mapping[str, Tensor], state: State) -> Tensor:
         """The share of what no old task uses that this one opens."""
@@ -130,28 +131,32 @@ class HAT(Method):
     def masked(self, grads: Params, used: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What may move of the weights and of the norm layers."""
         changed = {}
-        for name, (after, before) in self.units_of.items():
+        for name, (after, before, groups) in self.units_of.items():
             if name in grads:
                 g = grads[name]
                 hold = used[after].view(-1, *[1] * (g.dim() - 1))
                 if before is not None:
-                    each = g.shape[1] // len(used[before])
-                    enters = used[before].repeat_interleave(each)
-                    hold = torch.minimum(hold, enters.view(1, -1, *[1] * (g.dim() - 2)))
+                    each = groups * g.shape[1] // len(used[before])
+                    enters = used[before].repeat_interleave(each).view(groups, -1)
+                    # A unit sees the inputs of its own group alone.
+                    enters = enters.repeat_interleave(len(g) // groups, 0)
+                    hold = torch.minimum(hold, enters.view(*enters.shape, *[1] * (g.dim() - 2)))
                 changed[name] = g * (1 - hold)
         return changed
 
     @cached_property
-    def units_of(self) -> dict[str, tuple[str, str | None]]:
-        """By parameter the gate of the units it feeds, and of those that feed it, if any."""
+    def units_of(self) -> dict[str, tuple[str, str | None, int]]:
+        """By parameter the gate of the units it feeds, of those that feed it, if any, and the
+        groups that a convolution has."""
         feeds = {layer: gate.name for gate in self.gates for layer in gate.producers}
         enters = {layer: gate.name for gate in self.gates for layer in gate.consumers}
-        found: dict[str, tuple[str, str | None]] = {}
+        found: dict[str, tuple[str, str | None, int]] = {}
         for name, param in self.network.module.named_parameters():
             layer = name.rpartition(".")[0]
             if layer in feeds:
-                matrix = param.dim() > 1
-                found[name] = feeds[layer], enters.get(layer) if matrix else None
+                before = enters.get(layer) if param.dim() > 1 else None
+                groups = getattr(self.network.module.get_submodule(layer), "groups", 1)
+                found[name] = feeds[layer], before, groups
         return found
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:

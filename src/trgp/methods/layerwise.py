@@ -6,6 +6,7 @@ from functools import cached_property
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.branches import side_by_side
 from ..core.plan import Norm, Plan
 from ..tree import State, level, put, tensors
 from .base import Batch, Grads, Method, Params, Rate, sgd
@@ -57,7 +58,7 @@ class Layerwise(Method):
     ) -> tuple[dict[str, Tensor], State]:
         new = sgd(params, {k: g for k, g in grads.items() if k not in self._packed_names}, lr)
         moved: dict[str, State] = {}
-        for name, each in self.layers.items():
+        for name, each in side_by_side(self.layers.items()):
             if each.names[0] in grads:
                 W, changes = self.layer_step(name, each.pack(params), grads, state, lr)
                 new |= each.unpack(W, params)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..options import check_number
 from ..tree import State, level, tensors
 from .base import About, Batch, Method, Params
+from .loss import cross_entropy
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -55,7 +56,7 @@ class LwF(Method):
         logits = self.network.every_head(params, batch.x)
         soft = F.log_softmax(logits[:old] / self.temperature, 2)
         distance = -(targets * soft).sum(2).mean(1).sum()
-        return F.cross_entropy(logits[batch.head], batch.y) + self.strength * distance
+        return cross_entropy(logits[batch.head], batch.y) + self.strength * distance
 
     @torch.no_grad()
     def targets(self, teacher: Params, batch: Batch, old: int) -> Tensor:

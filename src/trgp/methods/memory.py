@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Batch, Params
+from .loss import cross_entropy
 
 if TYPE_CHECKING:
     from ..engine.network import Network
@@ -40,7 +40,7 @@ def loss(network: "Network", params: Params, them: Examples) -> Tensor:
     """The mean cross-entropy, every example by its own head."""
     logits = network.every_head(params, them["x"])
     own = logits[them["head"], torch.arange(len(them["y"]), device=logits.device)]
-    return F.cross_entropy(own, them["y"])
+    return cross_entropy(own, them["y"])
 
 
 def reservoir(memory: Examples, seen: Tensor, new: Examples, u: Tensor) -> tuple[Examples, Tensor]:

@@ -55,7 +55,7 @@ class NativeForm(Form):
         cheaper = native.cheaper_form(batch_size, len(trusted), *shape)
         form: native.Form = cheaper if each.factored else "gradient"
         task, start = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
-        return [], {"masks": task.masks, "gain": task.gain}, {"Tsum": start.Tsum}
+        return [], {"signs": task.signs, "gain": task.gain}, {"Tsum": start.Tsum}
 
     def finish(
         self,
@@ -74,6 +74,19 @@ class NativeForm(Form):
     def effective(self, W: Tensor, kept: Kept, old: Directions, trusted: list[int]) -> Tensor:
         change = Change(list(trusted), numbered(kept, "S"), kept.get("D0"))
         return W + change.coordinates(_memory(W @ old.M, old)) @ old.M.mT
+
+    def padded(
+        self, each: Protected, M: Tensor, held: Kept, Tsum: Tensor | None, K: int
+    ) -> tuple[native.Task, Tensor]:
+        """What a layer holds during a task, in the shapes of one that trusts K tasks."""
+        if Tsum is None:  # it trusts nobody
+            g, o, _ = each.layer.shape
+            W = M.new_zeros(g, o, M.shape[1])
+            task, begun = native.begin(W, M, [], "gradient")
+            Tsum = begun.Tsum
+        else:
+            task = native.Task(**held)
+        return native.padded(task, Tsum, K, "factored" if each.factored else "gradient")
 
 
 class LiteralForm(Form):

@@ -170,6 +170,26 @@ class TRGPMethod(GPMMethod):
         }
         return super().factored(state, batch_size) - made
 
+    def stackable(self) -> bool:
+        """Not in the literal form, whose tensors are as wide as old tasks' bases."""
+        return isinstance(self.scaling, NativeForm)
+
+    def padded(self, state: State) -> State:
+        """As if every layer that may trust somebody trusted as many tasks as it may."""
+        begun = super().padded(state)
+        scaling = self.scaling
+        if not begun or not isinstance(scaling, NativeForm):
+            return begun
+        task, Tsum = dict(level(begun, "task")), {}
+        for name, each in self.layers.items():
+            if not matches(name, self.no_scaling):
+                held = tensors(level(state, "task", name))
+                old = tensors(level(state, "Tsum")).get(name)
+                M = Directions.read(state, each.layer).M
+                wide, Tsum[name] = scaling.padded(each, M, held, old, self.top_k)
+                task[name] = wide._asdict()
+        return {"task": task, "Tsum": Tsum}
+
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
@@ -184,7 +204,7 @@ class TRGPMethod(GPMMethod):
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
     ) -> tuple[Tensor, dict[str, Tensor]]:
         held = tensors(level(state, "task", name))
-        if "masks" not in held:
+        if "signs" not in held:
             return super().layer_step(name, W, grads, state, lr)
         task = native.Task(**held)
         begun = native.State(W, tensors(level(state, "Tsum"))[name])

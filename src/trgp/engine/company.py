@@ -1,0 +1,166 @@
+"""Runs that learn at the same time on one device.
+
+Every run has its own stream, on which its steps are replayed, and all take turns in the one thread
+that there is: while the device works off what one has queued, the others queue theirs. Runs of
+equal shapes, with networks so small that a step is all overhead, are stacked on each other instead
+and share every step.
+
+A run's draws are keyed by its seed alone. On a stream of its own it comes to the bits that it comes
+to alone; in a stack to those of any stack as wide, and that is as wide as the company it began in.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+
+import torch
+from torch import nn
+
+from ..methods.base import Method
+from .captured import CapturedTask
+from .errors import RunError
+from .sequence import Sequencer
+from .stream import Stream
+from .train import Trained, Work, train_epoch
+
+
+def stacks_well(method: Method, x: torch.Tensor) -> bool:
+    """Whether runs of a method are better stacked than side by side, judged by some samples.
+
+    Measured: stacked convolutions become grouped ones, which are slower than streams. Dropout would
+    draw for the whole stack at once, and running statistics cannot be stacked.
+    """
+    network = method.network
+    convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules())
+    return method.stackable() and not convolves and not network.buffers and not network.draws(x)
+
+
+class Member:
+    """One run among others."""
+
+    def __init__(self, sequencer: Sequencer, captured: bool, stream: Stream) -> None:
+        """`stream` is its own, or that of the stack it belongs to."""
+        self.sequencer = sequencer
+        self.method = sequencer.method
+        self.asked: Work | None = None
+        self.over = False
+        self.error: RunError | None = None
+        self._stream = stream
+        self._captured = captured
+        self._turns = sequencer.learn()
+        self._steps: CapturedTask | None = None
+        self._training: Generator[None, None, Trained] | None = None
+
+    @property
+    def members(self) -> Sequence["Member"]:
+        return [self]
+
+    def turn(self) -> AbstractContextManager[None]:
+        return self._stream.turn()
+
+    def take_turn(self) -> None:
+        """Up to the next pause: some steps are queued, or what came of an epoch is read."""
+        if self._training is None:
+            self.go_on()
+        if self.asked is not None:
+            self._training = self._trained(self.asked)
+            self.asked = None
+        if self._training is not None:
+            with self.turn():
+                try:
+                    next(self._training)
+                except StopIteration as end:
+                    self._training = None
+                    trained = end.value
+                else:
+                    return
+            self.go_on(trained)
+
+    def go_on(self, answer: Trained | None = None) -> None:
+        """Up to where the run asks for an epoch, pauses or ends."""
+        self.asked = None
+        with self.turn():
+            try:
+                self.asked = self._turns.send(answer)
+            except StopIteration:
+                self.over = True
+            except RunError as error:
+                self.over, self.error = True, error
+                with suppress(RunError):
+                    self.sequencer.save()
+
+    def _trained(self, work: Work) -> Generator[None, None, Trained]:
+        if not self._captured:
+            return train_epoch(self.method, work)
+        if self._steps is None or self._steps.task != work.epoch.task:
+            self._steps = None  # the old task's graphs are freed before the new one's are made
+            self._steps = CapturedTask(self.method, [work])
+        (trained,) = yield from self._steps.train([work])
+        return trained
+
+
+class Stack:
+    """Members that share every step, and one stream."""
+
+    def __init__(self, sequencers: Sequence[Sequencer], width: int, stream: Stream) -> None:
+        self.members = [Member(each, captured=True, stream=stream) for each in sequencers]
+        self._width = width
+        self._group: list[Member] = []
+        self._steps: CapturedTask | None = None
+        self._training: Generator[None, None, list[Trained]] | None = None
+
+    def take_turn(self) -> None:
+        """Some steps of those furthest behind, once all have asked for an epoch.
+
+        So runs that end a task early wait for the others. The stack stays as wide as it began, with
+        a copy of another run in the place of one that is not there: its bits are the same whoever
+        else is in it.
+        """
+        if self._training is None:
+            for member in self.members:
+                while member.asked is None and not member.over:
+                    member.go_on()
+            asking = [member for member in self.members if member.asked is not None]
+            if not asking:
+                return
+            now = min(map(self._place, asking))
+            self._group = [member for member in asking if self._place(member) == now]
+            self._training = self._trained([m.asked for m in self._group if m.asked is not None])
+        with self._group[0].turn():
+            try:
+                next(self._training)
+            except StopIteration as end:
+                self._training = None
+                trained = end.value
+            else:
+                return
+        for member, each in zip(self._group, trained, strict=False):
+            member.go_on(each)
+
+    def _trained(self, works: list[Work]) -> Generator[None, None, list[Trained]]:
+        works = works + works[:1] * (self._width - len(works))
+        if self._steps is None or self._steps.task != works[0].epoch.task:
+            self._steps = None
+            self._steps = CapturedTask(self._group[0].method, works, stacked=True)
+        return (yield from self._steps.train(works))
+
+    def _place(self, member: Member) -> tuple[int, bool]:
+        """What those that train together have in common: the task, and whether it is new to them
+        where that makes a difference."""
+        assert member.asked is not None
+        epoch = member.asked.epoch
+        return epoch.task, not ("first" in member.method.needs and epoch.number == 0)
+
+
+def together(units: Sequence[Member | Stack]) -> Iterator[Member]:
+    """Let all learn, and give each back when it has ended."""
+    going = list(units)
+    left = [member for unit in units for member in unit.members]
+    while left:
+        for unit in going:
+            for member in unit.members:
+                member.sequencer.company = len(left)
+            unit.take_turn()
+            for member in [m for m in unit.members if m.over and m in left]:
+                left.remove(member)
+                yield member
+        going = [unit for unit in going if any(member in left for member in unit.members)]

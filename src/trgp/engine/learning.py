@@ -1,0 +1,233 @@
+"""Runs from their folders to their results: what is stored is read, what is not is learnt."""
+
+import json
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..benchmarks import Benchmark
+from ..methods.base import Method
+from ..results.result import Result
+from ..results.store import RESULT, locked, read_result, write_result
+from .checkpoint import Checkpoints, clear
+from .company import Member, Stack, stacks_well, together
+from .config import Config
+from .errors import InputError, Interrupted, RunError
+from .events import Observer, RunFinished
+from .given import Load, fingerprint
+from .machine import repeatable, settle_threads
+from .network import Network
+from .outcome import outcome
+from .sequence import Sequencer
+from .stream import Stream
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that somebody wants."""
+
+    config: Config
+    seed: int
+    load: Load
+    folder: Path
+    command: str
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What runs that can share their steps have in common: all but seed and rate."""
+        config = self.config
+        return config.benchmark, config.method, replace(config.training, lr=1.0), config.data
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A run with its tasks and its network, ready to begin."""
+
+    run: Asked
+    benchmark: Benchmark
+    method: Method
+    width: int
+    """Of the stack it learns in; 1 if it has its steps for itself."""
+
+
+def learn(
+    asked: Sequence[Asked],
+    device: torch.device,
+    captured: bool,
+    observer: Observer,
+    aside: Sequence[Path] = (),
+) -> Generator[tuple[Asked, Result | RunError]]:
+    """Learn all at the same time, each from its last checkpoint on; a stored result is read.
+
+    What lies in the folders `aside` is put there once nothing is wrong with the input.
+    """
+    new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
+    for run in asked:
+        if run not in new:
+            yield run, _stored(run, observer)
+    if not new:
+        return
+    with repeatable(device), ExitStack() as locks:
+        # Counted with those that are finished: a stack stays as wide as it began.
+        widths = Counter(run.family for run in asked)
+        with bad_input():
+            bound = [_bound(run, device, widths[run.family] if captured else 1) for run in new]
+        for folder in aside:
+            _set_aside(folder)
+        for run in new:
+            locks.enter_context(_alone(run.folder))
+        settle_threads(max(each.method.network.weights for each in bound))
+        sequencers = {_sequencer(each, captured, observer): each for each in bound}
+        stacks: dict[object, list[Sequencer]] = {}
+        for sequencer, each in sequencers.items():
+            stacks.setdefault(each.run.family if each.width > 1 else sequencer, []).append(
+                sequencer
+            )
+        units: list[Member | Stack] = []
+        for alike in stacks.values():
+            stream, width = Stream(device, len(stacks)), sequencers[alike[0]].width
+            if width > 1:
+                units.append(Stack(alike, width, stream))
+            else:
+                units.append(Member(alike[0], captured, stream))
+        runs = {s: each.run for s, each in sequencers.items()}
+        try:
+            for member in together(units):
+                run = runs[member.sequencer]
+                with member.turn():
+                    end = member.error or _written(run, member.sequencer, len(new), observer)
+                del runs[member.sequencer]
+                yield run, end
+        except BaseException as error:
+            for sequencer in runs:
+                with suppress(RunError):  # on a full disk, say, of which the error tells
+                    sequencer.save()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            folders = [run.folder for run in runs.values()]
+            where = folders[0] if len(folders) == 1 else folders[0].parent
+            raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
+
+
+def _bound(run: Asked, device: torch.device, alike: int) -> _Bound:
+    """The method on its network, after all that can be checked before anything is written."""
+    config = run.config
+    benchmark = run.load(run.seed, device)
+    if config.method.about.several_heads and not benchmark.separate_heads:
+        raise ValueError(
+            f"{config.method_name} needs a head for every task, but all tasks of "
+            f"{config.benchmark} share one; take a benchmark with several heads."
+        )
+    network = Network(benchmark.make_network, benchmark.separate_heads, device, run.seed)
+    network.check(benchmark.tasks)
+    method = config.method.bind(network)
+    method.check()
+    some, _ = benchmark.tasks[0].train.batch(slice(0, 2))
+    # Batches of several heads come in another order from every seed.
+    mixed = method.about.joint and benchmark.separate_heads
+    stacked = alike > 1 and not mixed and stacks_well(method, some)
+    return _Bound(run, benchmark, method, alike if stacked else 1)
+
+
+def _sequencer(bound: _Bound, captured: bool, observer: Observer) -> Sequencer:
+    run, method = bound.run, bound.method
+    device = method.network.device
+    engine = "captured" if captured else "eager"
+    if bound.width > 1:
+        engine = f"stacked, {bound.width} at once"
+    identity = {
+        "settings": _as_json(run.config.settings),
+        "data": fingerprint(bound.benchmark),
+        "benchmark": run.config.benchmark,
+        "method": run.config.method_name,
+        "preset": run.config.preset,
+        "seed": run.seed,
+        "device": device.type,
+        "engine": engine,
+        "trgp": __version__,
+        "torch": torch.__version__,
+    }
+    checkpoints = Checkpoints(run.folder, identity, device)
+    return Sequencer(run.config, bound.benchmark, method, run.seed, checkpoints, observer, captured)
+
+
+def _written(run: Asked, sequencer: Sequencer, company: int, observer: Observer) -> Result:
+    """The result of a run that has ended, stored."""
+    end = sequencer.position
+    assert end is not None
+    found = outcome(run.config, run.seed, sequencer.method, end, run.command)
+    if company > 1:
+        found = replace(found, device=f"{found.device}, {company} runs at once")
+    try:
+        result = write_result(run.folder, found)
+    except OSError as error:
+        raise RunError(
+            f"The result could not be written in {run.folder}: {error.strerror or error}; make "
+            "room or allow writing there, and give the command again, without --fresh."
+        ) from error
+    clear(run.folder)
+    observer(RunFinished(run.seed, result.acc, result.bwt))
+    return result
+
+
+def _stored(run: Asked, observer: Observer) -> Result:
+    """What a finished run left, shown in place of another one."""
+    path = run.folder / RESULT
+    try:
+        result = read_result(path)
+    except ValueError as error:
+        raise RunError(f"{error} Give --fresh to start it over.") from error
+    if result.config != _as_json(run.config.settings):
+        raise RunError(
+            f"{path} is of other settings than the preset has now; give --fresh to start it over, "
+            "or another --out."
+        )
+    with suppress(RunError), _alone(path.parent):  # unless somebody else is at work there
+        clear(path.parent)
+    observer(RunFinished(run.seed, result.acc, result.bwt, stored=True))
+    return result
+
+
+def _set_aside(folder: Path) -> None:
+    """Forget a checkpoint, and keep an old result under another name."""
+    if folder.exists():
+        with _alone(folder):
+            clear(folder)
+            old = folder / RESULT
+            if old.exists():
+                old.replace(old.with_suffix(".previous.json"))
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """What goes wrong in here is the user's to mend, and nothing has been written."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        raise InputError(str(error)) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder is this run's alone; what keeps it from being so is said as a failure."""
+    lock = locked(folder)
+    try:
+        lock.__enter__()
+    except OSError as error:
+        raise RunError(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they are when they have been written and read."""
+    read: dict[str, Any] = json.loads(json.dumps(settings))
+    return read

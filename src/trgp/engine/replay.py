@@ -1,0 +1,48 @@
+"""Work that is captured once as a CUDA graph and then replayed; on the CPU it is just done.
+
+A body of work reads and writes tensors that stay where they are, and depends on nothing else.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+Body = Callable[[], None]
+
+
+class Replay:
+    """Bodies of work by kind, all on one stream, one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[Hashable, Body] = {}
+        self._pool: Any = None
+
+    def __contains__(self, kind: Hashable) -> bool:
+        return kind in self._graphs
+
+    def prepare(self, kind: Hashable, body: Body) -> None:
+        """Capture a body where it is new; what it does to its tensors meanwhile is of no use."""
+        if kind not in self:
+            self._graphs[kind] = self._captured(body) if self._device.type == "cuda" else body
+
+    def __call__(self, kind: Hashable) -> None:
+        self._graphs[kind]()
+
+    def _captured(self, body: Body) -> Body:
+        # Not by torch.cuda.graph, which waits for the whole device, on which others are at work.
+        # And on the stream that it will be replayed on: the libraries keep a work space a stream,
+        # and graphs that share one must not run at the same time.
+        stream = torch.cuda.current_stream(self._device)
+        if stream == torch.cuda.default_stream(self._device):
+            raise RuntimeError("A graph cannot be captured on the default stream.")
+        body()  # once before, in which libraries settle
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            body()
+        finally:
+            graph.capture_end()
+        self._pool = graph.pool()
+        return graph.replay
