@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench tables clean
+.PHONY: help demo test check bench readme clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -29,13 +29,13 @@ check: $(READY) ## Lint, check the formatting and the types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python records/tables.py --check
+	$(BIN)/python records/readme.py --check
 
 bench: $(READY) ## Time the core operations
 	$(BIN)/python bench/core.py
 
-tables: $(READY) ## Write the tables of README and docs from the records
-	$(BIN)/python records/tables.py
+readme: $(READY) ## Write the tables and figures of README and docs from the records
+	$(BIN)/python records/readme.py
 
 clean: ## Remove the environment, the caches and the build products
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

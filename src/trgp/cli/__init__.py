@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from .. import __version__
 from ..engine.errors import InputError, RunError
 from ..hints import meant
-from . import data, listing, results, run, sweep
+from . import data, listing, report, results, run, sweep, watch
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "run": (run.main, "learn a benchmark by a method, or go on where that was interrupted"),
@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "table": (results.table, "what all stored runs came to"),
     "show": (results.show_run, "all that is known of a run"),
     "compare": (results.compare, "two runs against each other"),
+    "report": (report.main, "tables, figures and a page of stored runs"),
+    "watch": (watch.main, "the report in a browser while runs go on"),
     "data": (data.main, "list or prepare image sets"),
 }
 HELP = f"""usage: trgp COMMAND ...

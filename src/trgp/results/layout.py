@@ -51,6 +51,13 @@ def spread(figure: Spread, between: str = " ± ") -> str:
     return f"{points(figure.mean)}{between}{points(figure.std)}"
 
 
+def chance(p: float | None) -> str:
+    """A p-value."""
+    if p is None:
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def size(count: float) -> str:
     """Bytes in units that people read."""
     return in_units(round(count))

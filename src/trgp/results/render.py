@@ -3,13 +3,13 @@
 Tasks are counted from 1 here, accuracies are in per cent, and what is not defined is a dash.
 """
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from ..benchmarks import PAPER, PAPER_DATA
@@ -25,6 +25,8 @@ FIGURES = {"ACC": "acc", "BWT": "bwt", "mean A_ii": "mean_diagonal", "forgetting
 PHASES = ("training", "bases", "selection", "evaluation")
 NAMES = ("benchmark", "method", "preset")
 NUMBERS = ("seeds", "ACC", "BWT", "A_ii", "memory", "time", "paper")
+SAME_FIGURES = frozenset({"evaluate_unseen", "form"})
+"""Settings that change what is measured beside ACC and BWT, or how they are computed, not them."""
 _UNDEFINED = Spread(None, None, 0)
 
 
@@ -56,24 +58,24 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
 
 def paper_of(run: Result) -> Published | None:
     """What the paper has for a run as its preset has it; else there is nothing to compare with."""
-    if run.changed.keys() - {"evaluate_unseen", "form"}:
+    if run.changed.keys() - SAME_FIGURES:
         return None
     return PAPER.get(run.benchmark, {}).get(run.method)
 
 
-def main_table(found: Found) -> RenderableType:
+def preset_of(run: Result) -> str:
+    """The preset, and what is changed of it."""
+    measured = {"score_on": "validation"} if "score_on" in run.changed else {}
+    changed = layout.shortened(layout.settings({**measured, **run.changed}))
+    return f"{run.preset} ({changed})" if changed else run.preset
+
+
+def main_table(found: Found) -> Table:
     """One row a configuration, by benchmark, the best ACC first."""
     made = table(NAMES, NUMBERS, gap=1)
     for row in _rows(found):
         made.add_row(*map(plain, row))
     return made
-
-
-def as_markdown(found: Found) -> str:
-    """The main table in Markdown."""
-    ruler = ["---"] * len(NAMES) + ["---:"] * len(NUMBERS)
-    rows = [[_escaped(cell) for cell in row] for row in _rows(found)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in ([*NAMES, *NUMBERS], ruler, *rows))
 
 
 def details(result: Result) -> RenderableType:
@@ -135,7 +137,7 @@ def comparison(a: Results, b: Results) -> RenderableType:
         row = [name, spread(x), spread(y), points(_difference(x, y), "+")]
         if tested:
             u, v = ([getattr(side[seed], attribute) for seed in seeds] for side in sides)
-            row.append(_p(None if None in u + v else p_value(u, v)))
+            row.append(layout.chance(None if None in u + v else p_value(u, v)))
         made.add_row(*row)
     measures: list[tuple[str, Callable[[Result], float], Callable[[float], str]]] = [
         ("time", _total, layout.duration),
@@ -161,13 +163,11 @@ def _rows(found: Found) -> Iterator[tuple[str, ...]]:
 
     for results in sorted(found.results, key=place):
         run = results.runs[0]
-        measured = {"score_on": "validation"} if "score_on" in run.changed else {}
-        changed = layout.shortened(layout.settings({**measured, **run.changed}))
         paper = paper_of(run)
         yield (
             run.benchmark,
             run.method,
-            f"{run.preset} ({changed})" if changed else run.preset,
+            preset_of(run),
             str(len(results)),
             spread(results.acc, "±"),
             spread(results.bwt, "±"),
@@ -176,11 +176,6 @@ def _rows(found: Found) -> Iterator[tuple[str, ...]]:
             layout.duration(_mean(results, _total)),
             NONE if paper is None else f"{paper.acc:.2f}",
         )
-
-
-def _escaped(cell: str) -> str:
-    """A cell of which Markdown makes nothing else."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", plain(cell).plain)
 
 
 def _matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> Grid:
@@ -281,12 +276,6 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> RenderableType:
 
 def _difference(a: Spread, b: Spread) -> float | None:
     return None if a.mean is None or b.mean is None else b.mean - a.mean
-
-
-def _p(p: float | None) -> str:
-    if p is None:
-        return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _mean(results: Iterable[Result], measure: Callable[[Result], float]) -> float:

@@ -108,14 +108,31 @@ def find(out: str | os.PathLike[str]) -> Found:
     if not os.path.isdir(out):
         return Found([], [f"There is no folder {out}; give the --out that the runs were given."])
     found = []
-    for benchmark in _folders(out, problems):
-        for method in _folders(benchmark, problems):
-            for configuration in _folders(method, problems):
-                results = _together(_runs(configuration, problems), problems)
-                if results is not None:
-                    found.append((configuration, results))
-    found.sort(key=lambda pair: (*_identity(pair[1].runs[0])[:3], pair[0]))
+    for configuration in _configurations(out, problems):
+        results = _together(_runs(configuration, problems), problems)
+        if results is not None:
+            found.append((configuration, results))
+    found.sort(key=lambda pair: (*identity(pair[1].runs[0])[:3], pair[0]))
     return Found([results for _, results in found], problems)
+
+
+def identity(run: Result) -> tuple[Any, ...]:
+    """What the seeds of one configuration have in common."""
+    undefined = [figure is None for figure in (run.bwt, run.mean_diagonal, run.fwt)]
+    tasks = len(run.accuracy_matrix)
+    return run.benchmark, run.method, run.preset, run.config, run.changed, tasks, undefined
+
+
+def unfinished(out: str | os.PathLike[str]) -> list[str]:
+    """The folders of runs that have no result, because they go on or were stopped."""
+    ignored: list[str] = []  # `find` tells what cannot be read
+    return [
+        folder
+        for configuration in _configurations(out, ignored)
+        for folder in _folders(configuration, ignored)
+        if _SEED.fullmatch(os.path.basename(folder))
+        and not os.path.lexists(os.path.join(folder, RESULT))
+    ]
 
 
 @contextmanager
@@ -153,6 +170,13 @@ def _lock(descriptor: int, folder: str | os.PathLike[str]) -> None:
         pass  # some clusters' file systems have no locks, and must not be useless for that
 
 
+def _configurations(out: str | os.PathLike[str], problems: list[str]) -> Iterator[str]:
+    """The folders of all configurations."""
+    for benchmark in _folders(out, problems):
+        for method in _folders(benchmark, problems):
+            yield from _folders(method, problems)
+
+
 def _runs(
     configuration: str | os.PathLike[str], problems: list[str]
 ) -> Iterator[tuple[str, Result]]:
@@ -176,20 +200,13 @@ def _together(runs: Iterable[tuple[str, Result]], problems: list[str]) -> Result
         if run.seed in kept:
             other = kept[run.seed][0]
             problems.append(f"{path} is of the same seed as {other}; move one of them elsewhere.")
-        elif _identity(run) != _identity(first):
+        elif identity(run) != identity(first):
             problems.append(
                 f"{path} is of another configuration than {first_path}; move one of them elsewhere."
             )
         else:
             kept[run.seed] = (path, run)
     return Results(tuple(run for _, run in kept.values())) if kept else None
-
-
-def _identity(run: Result) -> tuple[Any, ...]:
-    """What the seeds of one configuration have in common."""
-    undefined = [figure is None for figure in (run.bwt, run.mean_diagonal, run.fwt)]
-    tasks = len(run.accuracy_matrix)
-    return run.benchmark, run.method, run.preset, run.config, run.changed, tasks, undefined
 
 
 def _folders(folder: str | os.PathLike[str], problems: list[str]) -> list[str]:

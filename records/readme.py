@@ -1,0 +1,156 @@
+"""Writes the tables and figures of README and docs from the records.
+
+Tables stand between their markers, figures in docs/figures. Run it after new records; with --check
+it changes nothing and fails where something is out of date.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from trgp.report.charts import charts
+from trgp.report.checksum import checksum
+from trgp.report.markdown import rows_markdown
+from trgp.report.model import Cell, Chart, Mark, Row, Table
+from trgp.report.paired_marks import verdicts
+from trgp.results.metrics import Spread
+from trgp.results.result import Results
+from trgp.results.store import find
+
+RECORDS = Path(__file__).parent
+DOCS = RECORDS.parent / "docs"
+PAGES = [RECORDS.parent / "README.md", DOCS / "native-form.md"]
+FIGURES = {
+    DOCS / "figures" / "forgetting.svg": "evolution-task-1-permuted-digits-paper",
+    DOCS / "figures" / "memory.svg": "accuracy-memory-permuted-digits-paper",
+}
+"""By their file what they are called in a report."""
+
+
+def embedded() -> str:
+    """Every method on the two benchmarks that need no download."""
+    rows = []
+    found = sorted(_found(), key=_place)
+    for _, grouped in itertools.groupby(found, lambda results: results[0].benchmark):
+        group = list(grouped)
+        for results, verdict in zip(group, verdicts(group, lambda run: run.acc), strict=True):
+            run = results[0]
+            held = statistics.mean(r.state_bytes / r.network_bytes for r in results)
+            made = (
+                Cell(run.benchmark),
+                Cell(run.method),
+                Cell(str(len(results)), len(results)),
+                _spread(results.acc, verdict.mark),
+                _spread(results.bwt),
+                Cell(f"{held:.1f}", held),
+            )
+            rows.append(Row(made))
+    header = ("benchmark", "method", "seeds", "ACC %", "BWT %", "held, in copies of the network")
+    return rows_markdown(Table("embedded", "", header, tuple(rows)))
+
+
+def steps() -> str:
+    """A training step relative to plain SGD, and what the native form saves."""
+    by_setting = _bench(lambda setting: "bases" not in setting)
+    names = [name for name in next(iter(by_setting.values())) if name != "plain SGD"]
+    rows = []
+    for setting, relative in by_setting.items():
+        saved = relative["TRGP, dense (as published)"] / relative["TRGP, native"]
+        rows.append([setting, *(f"{relative[name]:.1f}" for name in names), f"{saved:.0f}"])
+    return _table(["step time / plain SGD", *names, "dense / native"], rows)
+
+
+def bases() -> str:
+    """A task's bases from the Gram matrix against the SVD of R."""
+    by_setting = _bench(lambda setting: "bases" in setting)
+    rows = [[s.partition(", ")[2], f"{r['SVD of R']:.1f}"] for s, r in by_setting.items()]
+    return _table(["AlexNet layer", "time of the SVD / time of Gram + eigh"], rows)
+
+
+TABLES = {"embedded": embedded, "steps": steps, "bases": bases}
+
+
+def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:
+    lines = json.loads((RECORDS / "bench-core.json").read_text())["lines"]
+    groups = itertools.groupby(lines, lambda line: line["setting"])
+    found = {s: {line["contender"]: line["relative"] for line in group} for s, group in groups}
+    return {setting: relative for setting, relative in found.items() if wanted(setting)}
+
+
+@cache
+def _found() -> list[Results]:
+    return find(RECORDS / "runs").results
+
+
+def _place(results: Results) -> tuple[str, float]:
+    return results[0].benchmark, -(results.acc.mean or 0)
+
+
+def _spread(figure: Spread, mark: Mark = "") -> Cell:
+    if figure.mean is None or figure.std is None:
+        return Cell("–")
+    return Cell(f"{100 * figure.mean:.1f} ± {100 * figure.std:.1f}", 100 * figure.mean, mark)
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def filled(text: str) -> str:
+    """The page with a fresh table between every `<!-- table NAME -->` and `<!-- end -->`."""
+    return re.sub(
+        r"(<!-- table (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def figures() -> Iterator[tuple[Path, Chart]]:
+    """Every figure's file, and what it is to show."""
+    by_name = {chart.name: chart for chart in charts(_found())}
+    for path, name in FIGURES.items():
+        yield path, by_name[name]
+
+
+def out_of_date() -> list[str]:
+    """The names of pages and figures that the records have left behind.
+
+    A figure is asked for the checksum of its data, since another matplotlib draws other bytes.
+    """
+    pages = [page.name for page in PAGES if filled(page.read_text()) != page.read_text()]
+    return pages + [
+        path.name
+        for path, chart in figures()
+        if not path.exists() or checksum(chart) not in path.read_text()
+    ]
+
+
+def write() -> None:
+    from trgp.report.draw import drawn
+
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+    for path, chart in figures():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(drawn(chart)["svg"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether all are up to date")
+    if not parser.parse_args().check:
+        write()
+    elif stale := out_of_date():
+        sys.exit(f"Not what the records say: {', '.join(stale)}; run make readme.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Entries of tables: figures over seeds, differences, bytes and times."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..results.layout import NONE, chance, duration, points, size, spread
+from ..results.metrics import Spread
+from ..results.render import preset_of
+from ..results.result import Result, Results
+from .commands import command_of
+from .model import Cell, Mark, Row
+from .naming import clean
+from .paired_marks import Difference
+
+NOT_RUN = "not run"
+EMPTY = Cell(NONE)
+
+
+def text(content: object) -> Cell:
+    return Cell(clean(content))
+
+
+def number(value: float, written: str) -> Cell:
+    return Cell(written, value)
+
+
+def share(figure: Spread, mark: Mark = "", note: str = "") -> Cell:
+    """A fraction over seeds in per cent."""
+    if figure.mean is None:
+        return Cell(NONE, note=note)
+    return Cell(spread(figure), 100 * figure.mean, mark, note=note)
+
+
+def percent(value: float | None, std: float | None = None, note: str = "") -> Cell:
+    """What the paper prints, which is in per cent."""
+    if value is None:
+        return Cell(NONE, note=note)
+    written = f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}"
+    return Cell(written, value, note=note)
+
+
+def rounded(value: float | None) -> Cell:
+    """The paper's BWT, with the digits that it prints."""
+    return EMPTY if value is None else Cell(f"{value:g}", value)
+
+
+def beside(here: float | None, paper: float | None, note: str = "") -> Cell:
+    """How far a fraction is from the paper's per cent, in points."""
+    if here is None or paper is None:
+        return Cell(NONE, note=note)
+    gap = here - paper / 100
+    return Cell(points(gap, "+"), 100 * gap, note=note)
+
+
+def gap_and_p(gap: Difference | None) -> tuple[Cell, Cell]:
+    """A difference between two configurations, and its p-value."""
+    if gap is None:
+        return EMPTY, EMPTY
+    if gap.seeds == 1:
+        note = "one seed in common: no test"
+    elif gap.p is None:
+        note = f"equal in all {gap.seeds} seeds"
+    else:
+        note = f"over {gap.seeds} seeds in common"
+    return Cell(points(gap.mean, "+"), 100 * gap.mean, note=note), p(gap.p, note)
+
+
+def p(value: float | None, note: str = "") -> Cell:
+    return Cell(chance(value), value, note=note)
+
+
+def held(count: float) -> Cell:
+    return Cell(size(count), count)
+
+
+def lasting(seconds: float) -> Cell:
+    return Cell(f"{seconds:.2f} s" if seconds < 10 else duration(seconds), seconds)
+
+
+def repeated(cell: Cell, results: Results) -> Cell:
+    """With the command that repeats it."""
+    return replace(cell, command=command_of(results))
+
+
+def mean(results: Results, measure: Callable[[Result], float]) -> float:
+    return statistics.fmean(map(measure, results))
+
+
+def preset(run: Result) -> Cell:
+    return text(preset_of(run))
+
+
+def row(run: Result, *cells: Cell) -> Row:
+    return Row(cells, clean(run.benchmark), clean(run.method), clean(run.preset))

@@ -1,0 +1,28 @@
+"""Tables as CSV: what is read, and beside it the numbers in full and the marks."""
+
+import csv
+import io
+
+from .model import Table
+
+
+def table_csv(table: Table) -> str:
+    """A column of numbers is followed by one with all their digits, one of marks by the marks."""
+    columns = [[row.cells[i] for row in table.rows] for i in range(len(table.columns))]
+    header: list[str] = []
+    written: list[list[str]] = []
+    for name, cells in zip(table.columns, columns, strict=True):
+        header.append(name)
+        written.append([cell.text for cell in cells])
+        if any(cell.value is not None for cell in cells):
+            header.append(f"{name} (number)")
+            written.append(["" if cell.value is None else repr(cell.value) for cell in cells])
+        if any(cell.mark for cell in cells):
+            header.append(f"{name} (mark)")
+            written.append([cell.mark for cell in cells])
+        if any(cell.command for cell in cells):
+            header.append(f"{name} (command)")
+            written.append([cell.command or "" for cell in cells])
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *zip(*written, strict=True)])
+    return out.getvalue()

@@ -1,0 +1,76 @@
+"""What a live page is told of a folder: its report, and the runs that go on."""
+
+import hashlib
+import os
+import time
+from threading import Lock
+
+from ..results import layout, store
+from .build import build
+from .model import Report
+from .page import as_json, page
+from .progress import Progress, Reader, curves, run_folders, stamp
+
+PATIENCE = 5  # epochs without news, after which a run is said to wait
+NOW = 5  # seconds that are not worth counting
+LEAST = 300  # seconds that are no reason to say so
+
+
+class Folder:
+    """A folder of runs, read again only where it has changed; threads may share it."""
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self._out = out
+        self._reader = Reader()
+        self._reading, self._building = Lock(), Lock()
+        self._built = ("", "")
+        self.page = page(Report(f"trgp: {os.fspath(out)}", ("Reading the results.",)), live=True)
+
+    def report(self) -> str:
+        """The report as JSON, built anew if any result is new, gone or another."""
+        with self._building:
+            # Before the results are read: one that comes meanwhile makes another version.
+            version = _version(run_folders(self._out))
+            if version != self._built[0]:
+                self._built = version, as_json(build(store.find(self._out)))
+            return self._built[1]
+
+    def progress(self) -> str:
+        """The runs that go on as JSON, and which version of the report goes with them."""
+        folders = run_folders(self._out)
+        with self._reading:
+            runs, problems = self._reader.read(folders)
+        return as_json(
+            {
+                "report": _version(folders),
+                "runs": [_told(run, time.time()) for run in runs],
+                "charts": curves(runs),
+                "problems": problems,
+            }
+        )
+
+
+def _version(folders: list[str]) -> str:
+    """What differs whenever a result does."""
+    files = (os.path.join(folder, store.RESULT) for folder in folders)
+    stamped = [(file, at) for file in files if (at := stamp(file)) is not None]
+    return hashlib.sha256(repr(stamped).encode(errors="surrogatepass")).hexdigest()
+
+
+def _told(run: Progress, now: float) -> dict[str, object]:
+    """A row about a run."""
+    age = max(0.0, now - run.saved)
+    return {
+        "benchmark": run.benchmark,
+        "method": run.method,
+        "preset": run.preset,
+        "configuration": run.configuration,
+        "seed": run.seed,
+        "task": run.task,
+        "tasks": run.tasks,
+        "epoch": run.epoch,
+        "epochs": run.epochs,
+        "time": layout.duration(run.seconds),
+        "saved": f"{layout.duration(age)} ago" if age >= NOW else "just now",
+        "waiting": age > max(LEAST, PATIENCE * run.epoch_seconds),
+    }

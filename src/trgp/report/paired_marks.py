@@ -1,0 +1,79 @@
+"""Which of several configurations is best, what is not told from it, and how far two differ."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..results.paired import p_value
+from ..results.result import Result, Results
+from .groups import BOUNDS
+from .model import Mark
+
+LEVEL = 0.05
+Measure = Callable[[Result], float | None]
+
+
+class Difference(NamedTuple):
+    """The mean over the seeds that two configurations share, and whether it could be chance."""
+
+    mean: float
+    p: float | None
+    """None where no test is possible: of one seed, or where all seeds agree to the bit."""
+    seeds: int
+
+
+class Verdict(NamedTuple):
+    """How a configuration stands in its group."""
+
+    mark: Mark
+    p: float | None
+    note: str
+
+
+def difference(before: Results, after: Results, measure: Measure) -> Difference | None:
+    """after - before; None where they share no seed or where it is not defined."""
+    a, b = ({run.seed: measure(run) for run in side} for side in (before, after))
+    pairs = [(x, y) for s in a if s in b if (x := a[s]) is not None and (y := b[s]) is not None]
+    if not pairs:
+        return None
+    mean = sum(y - x for x, y in pairs) / len(pairs)
+    return Difference(mean, p_value([x for x, _ in pairs], [y for _, y in pairs]), len(pairs))
+
+
+def verdicts(group: Sequence[Results], measure: Measure) -> list[Verdict]:
+    """Best is the highest mean; near is what a paired test at 5 % does not tell from it.
+
+    Methods that are bounds take no part. Where two share fewer than two seeds there is no test, and
+    that is said: nothing is claimed about them.
+    """
+    means = [_mean(results, measure) for results in group]
+    ranked = [
+        (mean, i)
+        for i, (results, mean) in enumerate(zip(group, means, strict=True))
+        if mean is not None and results[0].method not in BOUNDS
+    ]
+    if len(ranked) < 2:
+        return [Verdict("", None, "")] * len(group)
+    best = max(ranked)[1]
+    part = {i for _, i in ranked}
+    return [
+        _verdict(group[best], results, measure, i == best) if i in part else Verdict("", None, "")
+        for i, results in enumerate(group)
+    ]
+
+
+def _verdict(best: Results, other: Results, measure: Measure, is_best: bool) -> Verdict:
+    if is_best:
+        one = " (of one seed)" if len(other) == 1 else ""
+        return Verdict("best", None, f"highest mean{one}")
+    gap = difference(best, other, measure)
+    if gap is None or gap.seeds < 2:
+        return Verdict("", None, "no test: fewer than two seeds in common with the best")
+    if gap.p is None:
+        return Verdict("near", None, f"equal to the best in all {gap.seeds} seeds")
+    note = f"p = {gap.p:.2g} against the best over {gap.seeds} seeds"
+    return Verdict("near" if gap.p >= LEVEL else "", gap.p, note)
+
+
+def _mean(results: Results, measure: Measure) -> float | None:
+    values = [value for value in map(measure, results) if value is not None]
+    return sum(values) / len(values) if len(values) == len(results) else None

@@ -1,0 +1,186 @@
+"""Runs that go on, by the checkpoints they leave: how far each is, and its curves.
+
+Only the header of a checkpoint is read, never its tensors, and nothing is written or locked.
+"""
+
+import glob
+import json
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..benchmarks import NAMES, entry
+from ..engine.checkpoint import EPOCH, TASK
+from ..methods import METHODS
+from ..results.store import RESULT
+from .model import Chart, Series
+
+LARGEST = 100_000_000  # bytes, of a header as the format allows it
+Stamp = tuple[int, int, int]
+"""What tells a file from the one that takes its place."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, as it last saved itself; tasks and epochs are counted from 1."""
+
+    benchmark: str
+    method: str
+    preset: str
+    configuration: str
+    """The name of its folder, which differs where settings do."""
+    seed: int
+    task: int
+    tasks: int | None
+    """None where the checkpoint does not tell."""
+    epoch: int
+    """Finished ones of this task."""
+    epochs: int
+    seconds: float
+    saved: float
+    """When, as the file system counts."""
+    accuracies: tuple[tuple[float, ...], ...]
+    """On validation data, in per cent, by task and epoch."""
+
+    @property
+    def epoch_seconds(self) -> float:
+        """What an epoch took on average, with all that is done between tasks."""
+        return self.seconds / max(1, sum(map(len, self.accuracies)))
+
+
+def stamp(path: str) -> Stamp | None:
+    """None where there is no such file, or not any more."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def run_folders(out: str | os.PathLike[str]) -> list[str]:
+    """Every folder of a run, begun or finished."""
+    found = glob.glob(os.path.join("*", "*", "*", "seed-[0-9]*"), root_dir=out)
+    return sorted(os.path.join(out, folder) for folder in found)
+
+
+class Reader:
+    """Reads checkpoints, each again only when another has taken its place."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Stamp, Progress | str]] = {}
+
+    def read(self, folders: Sequence[str]) -> tuple[list[Progress], list[str]]:
+        """The runs that go on in these folders, and a sentence about each that is damaged."""
+        told = {path: self._told(path, at) for path, at in _latest(folders)}
+        self._known = {path: known for path, known in told.items() if known is not None}
+        each = [told for _, told in self._known.values()]
+        runs = [progress for progress in each if isinstance(progress, Progress)]
+        runs.sort(key=lambda p: (p.benchmark, p.method, p.preset, p.configuration, p.seed))
+        return runs, [problem for problem in each if isinstance(problem, str)]
+
+    def _told(self, path: str, at: Stamp) -> tuple[Stamp, Progress | str] | None:
+        known = self._known.get(path)
+        if known is not None and known[0] == at:
+            return known
+        try:
+            return at, _progress(path)
+        except OSError:
+            return None  # the run has just finished
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+            return at, (
+                f"{path} does not tell how far its run is: it is damaged, or of another version; "
+                "the run's own command says more."
+            )
+
+
+def curves(runs: Sequence[Progress]) -> tuple[Chart, ...]:
+    """Validation accuracy by epoch, the tasks after each other, a chart a benchmark."""
+    charts = []
+    for benchmark in dict.fromkeys(run.benchmark for run in runs):
+        members = [run for run in runs if run.benchmark == benchmark and any(run.accuracies)]
+        ends = {_ends(run) for run in members}
+        if members:
+            charts.append(
+                Chart(
+                    name=f"live {benchmark}",
+                    title=f"Validation accuracy while learning {benchmark}",
+                    kind="lines",
+                    x_label="epoch, all tasks after each other",
+                    y_label="accuracy, %",
+                    series=tuple(map(_curve, members)),
+                    benchmark=benchmark,
+                    boundaries=ends.pop() if len(ends) == 1 else (),
+                )
+            )
+    return tuple(charts)
+
+
+def _latest(folders: Sequence[str]) -> Iterator[tuple[str, Stamp]]:
+    """The checkpoint written last, of every run that has one and no result."""
+    for folder in folders:
+        if stamp(os.path.join(folder, RESULT)) is None:
+            paths = [os.path.join(folder, name) for name in (TASK, EPOCH)]
+            stamped = [(at, path) for path in paths if (at := stamp(path)) is not None]
+            if stamped:
+                at, path = max(stamped)
+                yield path, at
+
+
+def _progress(path: str) -> Progress:
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > LARGEST:
+            raise ValueError(f"{path} has a header of {length} bytes")
+        header = json.loads(file.read(length))
+        saved = os.fstat(file.fileno()).st_mtime
+    meta = json.loads(header["__metadata__"]["trgp"])
+    run, record = meta["run"], meta["record"]
+    accuracies = (task.get("valid_accuracy", []) for task in record["curves"])
+    return Progress(
+        benchmark=str(run["benchmark"]),
+        method=str(run["method"]),
+        preset=str(run["preset"]),
+        configuration=os.path.basename(os.path.dirname(os.path.dirname(path))),
+        seed=int(run["seed"]),
+        task=int(meta["task"]) + 1,
+        tasks=_tasks(run, record),
+        epoch=int(meta["schedule"]["epoch"]),
+        epochs=int(run["settings"]["epochs"]),
+        seconds=sum(float(spent) for task in record["seconds"] for spent in task.values()),
+        saved=saved,
+        accuracies=tuple(tuple(100 * float(a) for a in task) for task in accuracies),
+    )
+
+
+def _tasks(run: dict[str, Any], record: dict[str, Any]) -> int | None:
+    """How many there are to learn; of tasks learnt all at once, one."""
+    method, benchmark = run["method"], run["benchmark"]
+    if method in METHODS and METHODS[method].about.joint:
+        return 1
+    if record["accuracy_matrix"]:
+        return len(record["accuracy_matrix"][0])
+    if run["settings"].get("tasks") is not None:
+        return int(run["settings"]["tasks"])
+    return entry(benchmark).tasks if benchmark in NAMES else None
+
+
+def _curve(run: Progress) -> Series:
+    x: list[float] = []
+    y: list[float | None] = []
+    epochs = 0
+    for task in run.accuracies:
+        if epochs:  # a gap, since the accuracy is on another task from here on
+            x, y = [*x, epochs + 0.5], [*y, None]
+        x += range(epochs + 1, epochs + len(task) + 1)
+        y += task
+        epochs += len(task)
+    name = f"{run.method}, {run.configuration}, seed {run.seed}"
+    return Series(name, tuple(x), tuple(y), method=run.method)
+
+
+def _ends(run: Progress) -> tuple[tuple[float, str], ...]:
+    """After how many epochs each finished task ended."""
+    counts = [len(task) for task in run.accuracies[: run.task - 1]]
+    return tuple((sum(counts[: t + 1]) + 0.5, f"task {t + 1}") for t in range(len(counts)))

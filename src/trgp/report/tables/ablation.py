@@ -1,0 +1,121 @@
+"""Ablations: other thresholds of the trust region, task-wise regions, more or fewer old tasks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...results.render import SAME_FIGURES
+from ...results.result import Result, Results
+from .. import cells
+from ..groups import by_benchmark, data_of, varied
+from ..model import Cell, Row, Table
+from ..paired_marks import difference
+from ..published import ABLATION
+from .notes import SEEDS, joined, papers_data
+
+COLUMNS = (
+    "benchmark",
+    "preset",
+    "trust region",
+    "seeds",
+    "ACC %",
+    "paper's ACC",
+    "ACC - paper",
+    "BWT %",
+    "change of ACC",
+    "p",
+)
+NOTE = (
+    "One setting is changed at a time; the change is against the row as the preset has it, with a "
+    "paired two-sided t-test over the seeds that both have. `trgp sweep ablation` runs the paper's."
+)
+KEYS = ("epsilon", "scope", "top_k")
+Changed = tuple[str, Any]
+
+
+def ablation(found: Sequence[Results]) -> Table:
+    """Every configuration with one of these settings changed, below the one it is changed from."""
+    families: dict[tuple[str, str], dict[Changed | None, Results]] = {}
+    for results in by_benchmark(found):
+        run = results[0]
+        if run.method == "trgp" and (varied(run) == {} or is_ablation(run)):
+            family = families.setdefault((data_of(run), run.preset), {})
+            family[next(iter(varied(run).items()), None)] = results
+    rows: list[Row] = []
+    for family in families.values():
+        if len(family) > 1 or next(iter(family.values()))[0].benchmark in ABLATION:
+            rows += _rows(family)
+    shown = {row.benchmark for row in rows}
+    for benchmark in ABLATION:
+        if benchmark not in shown:
+            rows += _not_run(benchmark, "paper", ABLATION[benchmark])
+    note = joined(SEEDS, NOTE, papers_data(row.benchmark for row in rows))
+    return Table("ablation", "Ablations of the trust region", COLUMNS, tuple(rows), note)
+
+
+def is_ablation(run: Result) -> bool:
+    """Whether one of these settings is all that is changed, but for data."""
+    changes = varied(run)
+    return len(changes) == 1 and next(iter(changes)) in KEYS
+
+
+def _rows(family: dict[Changed | None, Results]) -> Iterator[Row]:
+    first = next(iter(family.values()))[0]
+    plain = not first.changed.keys() - SAME_FIGURES - set(KEYS)
+    published = ABLATION.get(first.benchmark, {}) if plain else {}
+    missing = {
+        key: acc
+        for key, acc in published.items()
+        if key not in family and not (key is not None and first.config.get(key[0]) == key[1])
+    }
+    base = family.get(None)
+    for key in sorted(family, key=_place):
+        results = family[key]
+        run = results[0]
+        gap = None if base is None or key is None else difference(base, results, lambda r: r.acc)
+        paper = published.get(key)
+        yield cells.row(
+            run,
+            cells.text(run.benchmark),
+            cells.preset(run),
+            cells.text(_label(key, run)),
+            cells.number(len(results), str(len(results))),
+            cells.repeated(cells.share(results.acc), results),
+            cells.percent(paper),
+            cells.beside(results.acc.mean, paper),
+            cells.share(results.bwt),
+            *cells.gap_and_p(gap),
+        )
+    yield from _not_run(first.benchmark, first.preset, missing)
+
+
+def _not_run(
+    benchmark: str, preset: str, published: Mapping[Changed | None, float]
+) -> Iterator[Row]:
+    for key, acc in published.items():
+        made = (
+            cells.text(benchmark),
+            cells.text(preset),
+            cells.text("as the preset" if key is None else _says(*key)),
+            cells.EMPTY,
+            Cell(cells.NOT_RUN),
+            cells.percent(acc),
+            *(cells.EMPTY,) * 4,
+        )
+        yield Row(made, benchmark, "trgp", preset)
+
+
+def _label(key: Changed | None, run: Result) -> str:
+    if key is not None:
+        return _says(*key)
+    settings = ", ".join(_says(name, run.config[name]) for name in KEYS if name in run.config)
+    return f"as the preset: {settings}"
+
+
+def _says(name: str, value: Any) -> str:
+    if name == "scope":
+        return f"{value}-wise"
+    return f"top {value}" if name == "top_k" else f"{name} {value}"
+
+
+def _place(key: Changed | None) -> tuple[int, str]:
+    return (-1, "") if key is None else (KEYS.index(key[0]), str(key[1]))

@@ -1,0 +1,109 @@
+"""The main results: ACC and BWT beside the paper's, and what of the paper's table is not run."""
+
+from collections.abc import Iterator, Sequence
+
+from ...benchmarks import PAPER
+from ...benchmarks.common import Published
+from ...methods import METHODS
+from ...results.render import paper_of
+from ...results.result import Results
+from .. import cells
+from ..commands import command_for
+from ..groups import as_presets, data_of, place
+from ..model import Cell, Row, Table
+from ..paired_marks import Verdict, verdicts
+from .notes import MARKS, SEEDS, joined, papers_data
+
+COLUMNS = (
+    "benchmark",
+    "method",
+    "preset",
+    "seeds",
+    "ACC %",
+    "paper's ACC",
+    "ACC - paper",
+    "BWT %",
+    "paper's BWT",
+    "BWT - paper",
+    "p against the best",
+)
+
+
+def main(found: Sequence[Results]) -> Table:
+    """Every configuration that is as its preset has it, the best ACC first.
+
+    Benchmarks of which nothing is run come last.
+    """
+    groups: dict[str, list[Results]] = {}
+    for results in as_presets(found):
+        groups.setdefault(data_of(results[0]), []).append(results)
+    rows: list[Row] = []
+    for group in groups.values():
+        judged = zip(group, verdicts(group, lambda run: run.acc), strict=True)
+        rows += sorted((_row(*pair) for pair in judged), key=lambda row: -(row.cells[4].value or 0))
+    ran = {row.benchmark for row in rows}
+    rows += _not_run(found)
+    rows.sort(key=lambda row: (row.benchmark not in ran, place(row.benchmark, "")[:2]))
+    benchmarks = (row.benchmark for row in rows)
+    note = joined(SEEDS, MARKS, papers_data(benchmarks))
+    return Table("main", "Main results", COLUMNS, tuple(rows), note)
+
+
+def papers_and_gaps(paper: Published | None, results: Results) -> tuple[Cell, Cell, Cell, Cell]:
+    """The paper's ACC and how far it is, then the same of BWT."""
+    if paper is None:
+        return (cells.EMPTY,) * 4
+    return (
+        cells.percent(paper.acc, paper.std),
+        cells.beside(results.acc.mean, paper.acc),
+        cells.rounded(paper.bwt),
+        cells.beside(results.bwt.mean, paper.bwt),
+    )
+
+
+def was_run(found: Sequence[Results], benchmark: str, method: str) -> bool:
+    """Whether there is a result that the paper's stands beside."""
+    return any(
+        (results[0].benchmark, results[0].method) == (benchmark, method)
+        and paper_of(results[0]) is not None
+        for results in found
+    )
+
+
+def _row(results: Results, verdict: Verdict) -> Row:
+    run = results[0]
+    acc_of_paper, acc_gap, bwt_of_paper, bwt_gap = papers_and_gaps(paper_of(run), results)
+    return cells.row(
+        run,
+        cells.text(run.benchmark),
+        cells.text(run.method),
+        cells.preset(run),
+        cells.number(len(results), str(len(results))),
+        cells.repeated(cells.share(results.acc, verdict.mark, verdict.note), results),
+        acc_of_paper,
+        acc_gap,
+        cells.repeated(cells.share(results.bwt), results),
+        bwt_of_paper,
+        bwt_gap,
+        cells.p(verdict.p, verdict.note),
+    )
+
+
+def _not_run(found: Sequence[Results]) -> Iterator[Row]:
+    for benchmark, methods in PAPER.items():
+        for method, paper in methods.items():
+            if method in METHODS and not was_run(found, benchmark, method):
+                made = (
+                    cells.text(benchmark),
+                    cells.text(method),
+                    cells.text("paper"),
+                    cells.EMPTY,
+                    Cell(cells.NOT_RUN, command=command_for(benchmark, method)),
+                    cells.percent(paper.acc, paper.std),
+                    cells.EMPTY,
+                    cells.EMPTY,
+                    cells.rounded(paper.bwt),
+                    cells.EMPTY,
+                    cells.EMPTY,
+                )
+                yield Row(made, benchmark, method, "paper")

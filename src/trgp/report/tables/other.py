@@ -1,0 +1,51 @@
+"""Configurations with settings of their own, which no other table shows."""
+
+from collections.abc import Sequence
+
+from ...results.result import Results
+from .. import cells
+from ..groups import as_presets, by_benchmark, data_of, varied
+from ..model import Row, Table
+from ..paired_marks import difference
+from .ablation import is_ablation
+from .notes import SEEDS, joined
+from .quirks import is_quirk
+
+COLUMNS = ("benchmark", "method", "preset", "seeds", "ACC %", "BWT %", "change of ACC", "p")
+NOTE = (
+    "The change is against the preset as it is on the same data, where that is stored, with a "
+    "paired two-sided t-test over the seeds that both have."
+)
+
+
+def other(found: Sequence[Results]) -> Table:
+    """Those in which something else than data, a quirk or the trust region is changed."""
+    bases = {_key(results): results for results in as_presets(found)}
+    rows = tuple(
+        _row(results, bases.get(_key(results)))
+        for results in by_benchmark(found)
+        if varied(run := results[0])
+        and not is_quirk(run)
+        and not (is_ablation(run) and run.method == "trgp")
+    )
+    return Table("other", "Other settings", COLUMNS, rows, joined(NOTE, SEEDS))
+
+
+def _key(results: Results) -> tuple[str, str, str]:
+    run = results[0]
+    return data_of(run), run.method, run.preset
+
+
+def _row(results: Results, base: Results | None) -> Row:
+    run = results[0]
+    gap = None if base is None else difference(base, results, lambda run: run.acc)
+    return cells.row(
+        run,
+        cells.text(run.benchmark),
+        cells.text(run.method),
+        cells.preset(run),
+        cells.number(len(results), str(len(results))),
+        cells.repeated(cells.share(results.acc), results),
+        cells.share(results.bwt),
+        *cells.gap_and_p(gap),
+    )

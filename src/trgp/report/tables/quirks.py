@@ -1,0 +1,106 @@
+"""Quirk by quirk: what each way of the published code does alone, and what all do without it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from ...engine.config import configure
+from ...results.layout import shown
+from ...results.render import SAME_FIGURES
+from ...results.result import Result, Results
+from ...sweeps.lists import SPEED
+from .. import cells
+from ..groups import by_benchmark
+from ..model import Cell, Row, Table
+from ..naming import clean
+from ..paired_marks import difference
+from .notes import SEEDS, joined
+
+SIDES = ("paper", "official")
+COLUMNS = (
+    "benchmark",
+    "method",
+    "quirk",
+    *(
+        f"{side}: {figure}"
+        for side in ("paper with it alone", "official without it")
+        for figure in ("seeds", "ACC %", "BWT %", "change of ACC", "p")
+    ),
+)
+NOTE = (
+    "The changes are against the preset as it is, in the first row of a benchmark, with a paired "
+    "two-sided t-test over the seeds that both have. `trgp sweep quirks` runs TRGP's."
+)
+
+
+def quirks(found: Sequence[Results]) -> Table:
+    """Benchmarks and methods of which both presets are stored, or one with a quirk changed."""
+    families: dict[tuple[str, str], dict[tuple[str, str | None], Results]] = {}
+    for results in by_benchmark(found):
+        run = results[0]
+        changes = _changes(run)
+        if run.preset in SIDES and (not changes or is_quirk(run)):
+            key = run.preset, next(iter(changes), None)
+            families.setdefault((run.benchmark, run.method), {})[key] = results
+    rows = [row for names, family in families.items() for row in _rows(*names, family)]
+    note = joined(NOTE, SEEDS)
+    return Table("quirks", "Quirk by quirk", COLUMNS, tuple(rows), note)
+
+
+def is_quirk(run: Result) -> bool:
+    """Whether all that is changed is one quirk, to the way of the other preset."""
+    changes = _changes(run)
+    other = [side for side in SIDES if side != run.preset]
+    if len(changes) != 1 or len(other) != 1:
+        return False
+    ((name, value),) = changes.items()
+    ways = _differing(run.benchmark, run.method).get(name)
+    return ways is not None and ways[other[0]] == value
+
+
+def _changes(run: Result) -> dict[str, Any]:
+    return {key: value for key, value in run.changed.items() if key not in SAME_FIGURES}
+
+
+@cache
+def _differing(benchmark: str, method: str) -> dict[str, dict[str, Any]]:
+    """The settings in which the presets differ, with the value of each, as results hold them."""
+    try:
+        settings = {side: configure(benchmark, method, side).settings for side in SIDES}
+    except (ValueError, ImportError):  # of another version, or a user's own that is not at hand
+        return {}
+    ways = json.loads(json.dumps(settings))
+    paper, official = (ways[side] for side in SIDES)
+    return {
+        name: {"paper": paper[name], "official": official[name]}
+        for name in paper
+        if paper[name] != official[name] and name not in SPEED
+    }
+
+
+def _rows(
+    benchmark: str, method: str, family: dict[tuple[str, str | None], Results]
+) -> Iterator[Row]:
+    bases = [family.get((side, None)) for side in SIDES]
+    differing = _differing(benchmark, method)
+    if not differing or (None in bases and not any(name for _, name in family)):
+        return
+    for name in (None, *differing):
+        label = "as they are" if name is None else f"{name} {shown(differing[name]['official'])}"
+        made = [cells.text(benchmark), cells.text(method), cells.text(label)]
+        for side, base in zip(SIDES, bases, strict=True):
+            made += _side(family.get((side, name)), None if name is None else base)
+        yield Row(tuple(made), clean(benchmark), clean(method))
+
+
+def _side(results: Results | None, base: Results | None) -> tuple[Cell, ...]:
+    if results is None:
+        return (cells.EMPTY, Cell(cells.NOT_RUN), *(cells.EMPTY,) * 3)
+    gap = None if base is None else difference(base, results, lambda run: run.acc)
+    return (
+        cells.number(len(results), str(len(results))),
+        cells.repeated(cells.share(results.acc), results),
+        cells.share(results.bwt),
+        *cells.gap_and_p(gap),
+    )

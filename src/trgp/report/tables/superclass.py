@@ -1,0 +1,117 @@
+"""CIFAR-100 superclasses: accuracy beside what has to be kept for it."""
+
+from collections.abc import Iterator, Sequence
+
+from ...benchmarks import PAPER
+from ...methods import METHODS
+from ...results.render import paper_of
+from ...results.result import Result, Results
+from .. import cells
+from ..commands import command_for
+from ..groups import as_presets, data_of
+from ..model import Cell, Row, Table
+from ..paired_marks import Verdict, verdicts
+from ..published import CAPACITY
+from .main import papers_and_gaps, was_run
+from .notes import MARKS, joined, papers_data
+
+NAME = "cifar100-superclass"
+COLUMNS = (
+    "method",
+    "preset",
+    "seeds",
+    "ACC %",
+    "paper's ACC",
+    "ACC - paper",
+    "capacity %",
+    "paper's capacity %",
+    "kept in all, % of the network",
+    "held beside the network",
+    "p against the best",
+)
+NOTE = (
+    "Capacity is counted as in the paper: how large the networks are in the end, in per cent of "
+    "one. That is a network a task for single, and one that does not grow for all others here. "
+    "Bases, scaling matrices, stored samples and masks are not in it. They are in what is kept in "
+    "all: everything that old tasks are evaluated with or protected by."
+)
+
+
+def superclass(found: Sequence[Results]) -> Table:
+    """Those that are as their preset has them, and the paper's that are not run."""
+    here = [results for results in as_presets(found) if results[0].benchmark == NAME]
+    groups: dict[str, list[Results]] = {}
+    for results in here:
+        groups.setdefault(data_of(results[0]), []).append(results)
+    rows = [
+        _row(results, verdict)
+        for group in groups.values()
+        for results, verdict in zip(group, verdicts(group, lambda run: run.acc), strict=True)
+    ]
+    rows.sort(key=lambda row: -(row.cells[3].value or 0))
+    note = joined(NOTE, MARKS, papers_data([NAME]))
+    rows += _not_run(found)
+    return Table("superclass", "CIFAR-100 superclasses", COLUMNS, tuple(rows), note)
+
+
+def kept_bytes(run: Result) -> int:
+    """The network and what is held beside it; of single that alone, since it has the last network.
+
+    The network in hand is then one of those held.
+    """
+    return run.state_bytes if run.method == "single" else run.network_bytes + run.state_bytes
+
+
+def _capacity(run: Result) -> Cell:
+    if run.method not in METHODS:
+        return cells.EMPTY
+    networks = len(run.accuracy_matrix) if run.method == "single" else 1
+    return cells.number(100.0 * networks, str(100 * networks))
+
+
+def _row(results: Results, verdict: Verdict) -> Row:
+    run = results[0]
+    paper, gap, _, _ = papers_and_gaps(paper_of(run), results)
+    kept = 100 * cells.mean(results, lambda run: kept_bytes(run) / run.network_bytes)
+    return cells.row(
+        run,
+        cells.text(run.method),
+        cells.preset(run),
+        cells.number(len(results), str(len(results))),
+        cells.repeated(cells.share(results.acc, verdict.mark, verdict.note), results),
+        paper,
+        gap,
+        _capacity(run),
+        _papers_capacity(run.method),
+        cells.number(kept, f"{kept:.0f}"),
+        cells.held(cells.mean(results, lambda run: run.state_bytes)),
+        cells.p(verdict.p, verdict.note),
+    )
+
+
+def _papers_capacity(method: str) -> Cell:
+    if method not in CAPACITY:
+        return cells.EMPTY
+    return cells.number(CAPACITY[method], f"{CAPACITY[method]:.0f}")
+
+
+def _not_run(found: Sequence[Results]) -> Iterator[Row]:
+    for method, paper in PAPER[NAME].items():
+        if not was_run(found, NAME, method):
+            known = method in METHODS
+            command = command_for(NAME, method) if known else None
+            note = "" if known else "this package has no such method"
+            made = (
+                cells.text(method),
+                cells.text("paper"),
+                cells.EMPTY,
+                Cell(cells.NOT_RUN, command=command, note=note),
+                cells.percent(paper.acc, paper.std),
+                cells.EMPTY,
+                cells.EMPTY,
+                _papers_capacity(method),
+                cells.EMPTY,
+                cells.EMPTY,
+                cells.EMPTY,
+            )
+            yield Row(made, NAME, method, "paper")

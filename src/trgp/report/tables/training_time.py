@@ -1,0 +1,72 @@
+"""Training time, also in multiples of GPM's."""
+
+from collections.abc import Sequence
+
+from ...results.result import Result, Results
+from .. import cells
+from ..groups import as_presets, by_benchmark, data_of
+from ..model import Cell, Row, Table
+from ..published import TIME
+
+COLUMNS = (
+    "benchmark",
+    "method",
+    "preset",
+    "seeds",
+    "training",
+    "in multiples of GPM's",
+    "paper's",
+    "evaluation",
+    "device",
+)
+NOTE = (
+    "Training is all that learning takes: steps with validation, bases and selection; the old "
+    "tasks' evaluation is apart. Times are means over seeds. They are related to GPM's with the "
+    "same data and preset on the same device, and compare well only where runs had it to "
+    "themselves."
+)
+
+
+def training_time(found: Sequence[Results]) -> Table:
+    """Every configuration that is as its preset has it."""
+    chosen = by_benchmark(as_presets(found))
+    gpm = {_key(results): results for results in chosen if results[0].method == "gpm"}
+    rows = tuple(_row(results, gpm.get(_key(results))) for results in chosen)
+    return Table("time", "Training time", COLUMNS, rows, NOTE)
+
+
+def _key(results: Results) -> tuple[str, str, str]:
+    return data_of(results[0]), results[0].preset, _devices(results)
+
+
+def _devices(results: Results) -> str:
+    return "; ".join(sorted({run.device for run in results}))
+
+
+def _training(run: Result) -> float:
+    return sum(sum(task.values()) for task in run.seconds) - _evaluation(run)
+
+
+def _evaluation(run: Result) -> float:
+    return sum(task.get("evaluation", 0.0) for task in run.seconds)
+
+
+def _row(results: Results, gpm: Results | None) -> Row:
+    run = results[0]
+    here = cells.mean(results, _training)
+    relative = cells.EMPTY
+    if gpm is not None and (whole := cells.mean(gpm, _training)):
+        relative = Cell(f"{here / whole:.2f}", here / whole)
+    paper = TIME.get(run.benchmark, {}).get(run.method)
+    return cells.row(
+        run,
+        cells.text(run.benchmark),
+        cells.text(run.method),
+        cells.preset(run),
+        cells.number(len(results), str(len(results))),
+        cells.repeated(cells.lasting(here), results),
+        relative,
+        cells.EMPTY if paper is None else cells.number(paper, f"{paper:.2f}"),
+        cells.lasting(cells.mean(results, _evaluation)),
+        cells.text(_devices(results)),
+    )

@@ -1,0 +1,72 @@
+// What the reader has chosen to see: one benchmark or all, one preset or all, and any methods.
+
+const chosen = { benchmark: "", preset: "", without: new Set() };
+
+/** Whether a row, a figure or a run is among what is chosen; what names nothing always is. */
+function isChosen({ benchmark = "", method = "", preset = "" }) {
+  return (
+    (!chosen.benchmark || !benchmark || benchmark === chosen.benchmark) &&
+    (!chosen.preset || !preset || preset === chosen.preset) &&
+    !chosen.without.has(method)
+  );
+}
+
+/** The controls, by what there is to choose from. */
+function showChoices(items, changed) {
+  const named = (field) => unique(items.map((item) => item[field]).filter(Boolean)).sort();
+  const parts = ["benchmark", "preset"].map((field) => select(field, named(field), changed));
+  const methods = named("method");
+  methods.forEach(colourIndex);
+  const all = make(
+    "button",
+    {
+      type: "button",
+      class: "chip",
+      "data-key": "all methods",
+      click: () => {
+        const none = methods.every((method) => !chosen.without.has(method));
+        chosen.without = new Set(none ? methods : []);
+        for (const box of byId("choices").querySelectorAll("input")) box.checked = !none;
+        changed();
+      },
+    },
+    "all or none",
+  );
+  const boxes = methods.map((method) => checkbox(method, changed));
+  parts.push(make("fieldset", {}, make("legend", {}, "Methods"), ...boxes, all));
+  const bar = byId("choices");
+  bar.replaceChildren(...parts);
+  // It stays in view, and what a link leads to must not lie under it.
+  document.documentElement.style.scrollPaddingTop = `${bar.offsetHeight + 16}px`;
+}
+
+function select(field, names, changed) {
+  // One that has gone from the data, as it may on a live page, hides nothing any more.
+  if (!names.includes(chosen[field])) chosen[field] = "";
+  const choice = make("select", {
+    name: field,
+    "data-key": `choice of ${field}`,
+    change: () => {
+      chosen[field] = choice.value;
+      changed();
+    },
+  });
+  choice.append(make("option", { value: "" }, "all"), ...names.map((n) => make("option", { value: n }, n)));
+  choice.value = chosen[field];
+  return make("label", {}, `${field[0].toUpperCase()}${field.slice(1)} `, choice);
+}
+
+function checkbox(method, changed) {
+  const box = make("input", {
+    type: "checkbox",
+    value: method,
+    "data-key": `choice of ${method}`,
+    change: () => {
+      if (box.checked) chosen.without.delete(method);
+      else chosen.without.add(method);
+      changed();
+    },
+  });
+  box.checked = !chosen.without.has(method);
+  return make("label", { class: "chip" }, box, swatch(colourIndex(method)), method);
+}

@@ -1,0 +1,84 @@
+// Tables that sort by a click on a heading, and show the rows that are chosen.
+
+const SHORT = 30; // letters of a name that is never broken
+const sorted = new Map(); // by the table's name: { column, sign }
+
+/** Fills a table's place on the page, which stays the same element for as long as there is one. */
+function showTable(place, table) {
+  const order = sorted.get(table.name);
+  const numbers = table.columns.map((_, c) => isNumeric(table.rows ?? [], c));
+  const headings = table.columns.map((column, c) => heading(place, table, column, c, numbers[c], order));
+  const rows = inOrder((table.rows ?? []).filter(isChosen), order);
+  const body = rows.map((row) =>
+    make("tr", {}, ...row.cells.map((cell, c) => entry(table, row, cell, c, numbers[c]))),
+  );
+  const count = table.rows?.length ?? 0;
+  const shown = rows.length === count ? "" : `${rows.length} of ${count} rows are shown.`;
+  place.replaceChildren(
+    make("h3", { id: `table-${table.name}` }, table.title),
+    make("p", { class: "note", hidden: !table.note }, table.note ?? ""),
+    make(
+      "div",
+      { class: "scroll" },
+      make(
+        "table",
+        { "aria-labelledby": `table-${table.name}` },
+        make("thead", {}, make("tr", {}, ...headings)),
+        make("tbody", {}, ...body),
+      ),
+    ),
+    make("p", { class: "note", role: "status" }, shown),
+  );
+}
+
+/** A column of numbers has some, or nothing but dashes in the place of some. */
+function isNumeric(rows, c) {
+  const cells = rows.map((row) => row.cells[c] ?? {});
+  const dash = (cell) => ["", "–"].includes(cell.text ?? "");
+  return cells.some((cell) => cell.value !== undefined) || cells.every(dash);
+}
+
+function heading(place, table, column, c, numeric, order) {
+  const here = order?.column === c;
+  const sort = !here ? "none" : order.sign > 0 ? "ascending" : "descending";
+  const first = numeric ? -1 : 1; // the best number first, names from A on
+  const click = () => {
+    if (!here) sorted.set(table.name, { column: c, sign: first });
+    else if (order.sign === first) sorted.set(table.name, { column: c, sign: -first });
+    else sorted.delete(table.name);
+    keepingFocus(() => showTable(place, table));
+  };
+  const button = make("button", { type: "button", click, "data-key": `${table.name} by ${c}` }, column);
+  return make("th", { scope: "col", "aria-sort": sort, class: numeric ? "number" : null }, button);
+}
+
+/** By one column, what is empty last, and otherwise as the table came. */
+function inOrder(rows, order) {
+  if (!order) return rows;
+  const key = (row) => row.cells[order.column]?.value ?? (row.cells[order.column]?.text || null);
+  const compare = (a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (x === null || y === null) return (x === null) - (y === null);
+    if (typeof x === "number" && typeof y === "number") return order.sign * (x - y);
+    if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1;
+    return order.sign * x.localeCompare(y, "en", { numeric: true });
+  };
+  return [...rows].sort(compare);
+}
+
+function entry(table, row, cell, c, numeric) {
+  const text = cell.text ?? "";
+  const parts = [text];
+  if (cell.command || cell.note) {
+    const what = [row.method, row.benchmark && `on ${row.benchmark}`, row.preset && `(${row.preset})`];
+    const title = `${table.columns[c]} ${text}: ${what.filter(Boolean).join(" ")}`.replace(/: $/, "");
+    const click = () => showCommand(title, cell);
+    const names = row.cells.filter((each) => each.value === undefined).map((each) => each.text);
+    const key = [table.name, row.benchmark, row.method, row.preset, ...names, c].join(" / ");
+    parts[0] = make("button", { type: "button", title: cell.note, "data-key": key, click }, text);
+  }
+  if (cell.mark === "best") parts.push(make("span", { class: "unseen" }, " (best)"));
+  if (cell.mark === "near") parts.push(make("span", { class: "unseen" }, " (not told from the best)"));
+  const kinds = [cell.mark, numeric ? "number" : text.length <= SHORT && "short"];
+  return make("td", { class: kinds.filter(Boolean).join(" ") || null }, ...parts);
+}

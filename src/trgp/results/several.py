@@ -1,0 +1,47 @@
+"""The results under several folders as if they lay in one."""
+
+import os
+from collections.abc import Sequence
+
+from .result import Result, Results
+from .store import RESULT, Found, find, identity, unfinished
+
+
+def find_in(folders: Sequence[str]) -> Found:
+    """All results, a configuration's seeds together wherever they lie, and what is wrong or lacks.
+
+    Of a seed that several folders have, the first is taken.
+    """
+    found = Found([], [])
+    for folder in {os.path.realpath(folder): folder for folder in folders}.values():
+        here = find(folder)
+        found.problems.extend(here.problems)
+        if os.path.isdir(folder):
+            found.problems.extend(
+                f"{path} has no {RESULT}: its run goes on or was stopped; give the run's command "
+                "again to finish it."
+                for path in unfinished(folder)
+            )
+        for results in here.results:
+            _add(found, results)
+    return found
+
+
+def _add(found: Found, results: Results) -> None:
+    for i, other in enumerate(found.results):
+        if identity(other[0]) == identity(results[0]):
+            found.results[i] = _joined(other, results, found.problems)
+            return
+    found.results.append(results)
+
+
+def _joined(first: Results, second: Results, problems: list[str]) -> Results:
+    runs: dict[int, Result] = {run.seed: run for run in first}
+    for run in second:
+        if run.seed in runs:
+            problems.append(
+                f"Seed {run.seed} of {run.method} on {run.benchmark}, preset {run.preset}, is in "
+                "several folders, of which the first is shown; leave out the others."
+            )
+        runs.setdefault(run.seed, run)
+    return Results(tuple(runs[seed] for seed in sorted(runs)))

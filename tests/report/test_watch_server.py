@@ -1,0 +1,167 @@
+"""The live page's server: three routes for this computer alone."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from some_checkpoints import a_checkpoint
+
+from trgp.engine.errors import InputError
+from trgp.report import live
+from trgp.report.live import Folder
+from trgp.report.server import Server
+
+RECORDS = Path(__file__).parent.parent.parent / "records" / "runs"
+RUN = Path("split-digits", "gpm", "paper", "seed-0", "result.json")
+
+
+def add(out: Path, run: Path = RUN) -> None:
+    """A result that a real run has left."""
+    (out / run).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(RECORDS / run, out / run)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    add(tmp_path)
+    with Server(Folder(tmp_path), 0) as started:
+        thread = Thread(target=started.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield started
+        started.shutdown()
+        thread.join()
+
+
+def ask(
+    server: Server, path: str, method: str = "GET", host: str = "", **headers: str
+) -> tuple[HTTPResponse, bytes]:
+    port = server.server_address[1]
+    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{port}")
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def told(server: Server, path: str) -> Any:
+    answer, body = ask(server, path)
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "application/json"
+    return json.loads(body)
+
+
+def test_the_page_and_its_data(server: Server, tmp_path: Path) -> None:
+    answer, body = ask(server, "/?whatever")
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "text/html; charset=utf-8"
+    assert answer.getheader("Cache-Control") == "no-store"
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    assert body.startswith(b"<!doctype html>")
+    a_checkpoint(tmp_path)
+    report, progress = told(server, "/report.json"), told(server, "/progress.json")
+    assert any(row.get("method") == "gpm" for table in report["tables"] for row in table["rows"])
+    (run,) = progress["runs"]
+    assert (run["task"], run["tasks"], run["saved"], run["waiting"]) == (2, 4, "just now", False)
+    assert progress["charts"][0]["series"][0]["y"] == [50, 60, 70, None, 50]
+
+
+def test_the_address_is_of_this_computer_alone(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert server.address == f"http://127.0.0.1:{server.server_address[1]}/"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../../etc/passwd",
+        "/..%2f..%2fetc/passwd",
+        "//etc/passwd",
+        "/%2e%2e/result.json",
+        f"/{RUN}",
+        "/report.json/",
+        "/page.js",
+        "http://127.0.0.1/",
+        "*",
+        "/\x7f<script>",
+    ],
+)
+def test_no_path_leads_to_a_file(server: Server, path: str) -> None:
+    answer, body = ask(server, path.replace("\x7f", "%7f"))
+    assert answer.status == 404
+    assert body == b"There is nothing here; ask for / instead.\n"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example:1", "[::1]:80", ":80"]
+)
+def test_another_name_for_this_computer_is_refused(server: Server, host: str) -> None:
+    for path in ("/", "/report.json", "/progress.json"):
+        answer, body = ask(server, path, host=host)
+        assert answer.status == 403
+        assert b"split-digits" not in body
+
+
+def test_names_of_this_computer_at_any_port(server: Server) -> None:
+    for host in ("localhost", "localhost:1", "127.0.0.1"):
+        assert ask(server, "/", host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+def test_nothing_can_be_changed(server: Server, method: str) -> None:
+    assert ask(server, "/", method)[0].status == 501
+
+
+def test_a_report_is_built_when_results_change(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    monkeypatch.setattr(live, "build", lambda found: built.append(found) or _report(found))
+    first = told(server, "/progress.json")["report"]
+    report = told(server, "/report.json")
+    assert told(server, "/report.json") == report
+    a_checkpoint(tmp_path)
+    assert told(server, "/progress.json")["report"] == first
+    assert len(built) == 1
+    add(tmp_path, RUN.parent.parent / "seed-1" / "result.json")
+    assert told(server, "/progress.json")["report"] != first
+    assert told(server, "/report.json") != report
+    assert len(built) == 2
+    (tmp_path / RUN).unlink()
+    told(server, "/report.json")
+    assert len(built) == 3
+
+
+def test_a_run_without_news_is_said_to_wait(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_checkpoint(tmp_path)
+    now = live.time.time()
+    monkeypatch.setattr(live.time, "time", lambda: now + 600)
+    (run,) = told(server, "/progress.json")["runs"]
+    assert run["waiting"]
+    assert run["saved"].startswith("10 min")
+
+
+def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
+    port = server.server_address[1]
+    with pytest.raises(InputError, match=rf"^Port {port} is taken; give another --port, .*\.$"):
+        Server(Folder(tmp_path), port)
+    for wrong in (-1, 65536):
+        with pytest.raises(InputError, match="from 0 to 65535"):
+            Server(Folder(tmp_path), wrong)
+
+
+def _report(found: Any) -> Any:
+    from trgp.report.build import build
+
+    return build(found)
