@@ -15,12 +15,13 @@ from helpers import classification, mlp
 from torch import Tensor, nn
 
 import trgp
-from trgp.methods import Method, Params
+from trgp.methods import METHODS, Method, Params
 from trgp.methods.finetune import Finetune
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.multitask import Multitask
 from trgp.methods.single import Single
 from trgp.methods.trgp import TRGPMethod
+from trgp.models.gates import HEADS, Gate
 from trgp.results.result import Result
 
 Samples = tuple[Tensor, Tensor]
@@ -71,17 +72,37 @@ class Conv(nn.Module):
         self.norm2 = nn.BatchNorm2d(width, track_running_stats=track)
         self.head = nn.Linear(width, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         x = self.norm1(self.conv(x)).relu()
-        x = self.norm2(self.grouped(x)).relu()
-        return self.head(x.mean((2, 3)))
+        return self.norm2(self.grouped(x)).relu().mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
 
 
 class Dropping(Conv):
     """The same with dropout, so that a run also depends on random numbers while it trains."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(nn.functional.dropout(x, 0.2, self.training))
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(nn.functional.dropout(x, 0.2, self.training))
+
+
+class Gated(Dropping):
+    """The same with a head for every task, and gates."""
+
+    def __init__(self, heads: int = 3, track: bool = True) -> None:
+        super().__init__(track)
+        del self.head
+        self.heads = nn.ModuleList(nn.Linear(6, CLASSES) for _ in range(heads))
+
+    def gates(self) -> list[Gate]:
+        return [
+            Gate("grouped", 6, ("conv", "norm1"), ("grouped",)),
+            Gate(HEADS, 6, ("grouped", "norm2"), ()),
+        ]
+
+    def forward(self, x: Tensor, head: int = 0) -> Tensor:  # type: ignore[override]
+        return self.heads[head](self.features(x))
 
 
 # For interruptions: a case of every method, trained so that the best epoch is not the last.
@@ -92,14 +113,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpm": ("gpm", {"threshold": 0.9}),
     "trgp": ("trgp", {"threshold": 0.9, "epsilon": 0.0, "norm": "per_task"}),
     "literal": ("trgp", {"threshold": 0.9, "epsilon": 0.0, "strongest_unprotected": True}),
+    "owm": ("owm", {}),
+    "ewc": ("ewc", {"strength": 5.0}),
+    "hat": ("hat", {"s_max": 50.0}),
+    "agem": ("agem", {"memory_size": 20}),
+    "er": ("er", {"memory_size": 20}),
+    "lwf": ("lwf", {}),
 }
+
+
+def network_of(case: str) -> Make:
+    """What a case is learnt by: a head for every task where the method needs them."""
+    return Gated if METHODS[CASES[case][0]].about.several_heads else Dropping
 
 
 def run_case(case: str, out: Path, **settings: Any) -> Result:
     """A whole run of a case."""
     method, options = CASES[case]
     usual = {"epochs": 4, "patience": 2, "lr": 0.3, "evaluate_unseen": True}
-    return run(some_tasks(3, 4, 4, 4), method, out, Dropping, **(usual | options | settings))
+    network = network_of(case)
+    return run(some_tasks(3, 4, 4, 4), method, out, network, **(usual | options | settings))
 
 
 class End(NamedTuple):
@@ -125,7 +158,9 @@ class End(NamedTuple):
 ENDS: list[End] = []
 
 
-class _Watched(Method):
+class Watched(Method):
+    """Tells what every task left."""
+
     def end_task(self, ctx: Any) -> Any:
         params, state = super().end_task(ctx)
         ENDS.append(End(self, ctx.params, params, state))
@@ -133,27 +168,27 @@ class _Watched(Method):
 
 
 @dataclass(frozen=True)
-class WatchedFinetune(_Watched, Finetune):
+class WatchedFinetune(Watched, Finetune):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedSingle(_Watched, Single):
+class WatchedSingle(Watched, Single):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedMultitask(_Watched, Multitask):
+class WatchedMultitask(Watched, Multitask):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedGPM(_Watched, GPMMethod):
+class WatchedGPM(Watched, GPMMethod):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedTRGP(_Watched, TRGPMethod):
+class WatchedTRGP(Watched, TRGPMethod):
     pass
 
 
@@ -178,7 +213,7 @@ def watched(
 ) -> tuple[Result, list[End]]:
     """The same with one of the watched methods, and what it left after every task."""
     ENDS.clear()
-    result = run(tasks, f"small_runs:{kind.__name__}", out, network, **settings)
+    result = run(tasks, f"{kind.__module__}:{kind.__name__}", out, network, **settings)
     return result, list(ENDS)
 
 

@@ -1,13 +1,11 @@
 """Networks with gates, watched methods and single steps, for tests of the comparison methods."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from helpers import mlp
-from small_runs import CLASSES, ENDS, End, Make, Samples, run
+from small_runs import CLASSES, End, Make, Samples, Watched
 from torch import Tensor, nn
 
 from trgp.data import Tensors
@@ -17,13 +15,11 @@ from trgp.methods import Batch, Method, Params
 from trgp.methods.agem import AGEM
 from trgp.methods.er import ER
 from trgp.methods.ewc import EWC
-from trgp.methods.finetune import Finetune
 from trgp.methods.hat import HAT, OWN
 from trgp.methods.lwf import LwF
 from trgp.methods.owm import OWM
 from trgp.models import MLP, ResNet18
 from trgp.models.gates import HEADS, Gate
-from trgp.results.result import Result
 from trgp.tree import State
 
 M = TypeVar("M", bound=Method)
@@ -159,50 +155,38 @@ def gradients(loss: Tensor, module: nn.Module) -> dict[str, Tensor]:
 # ---- whole runs ------------------------------------------------------------------------------
 
 
-class _Watched(Method):
-    def end_task(self, ctx: Any) -> Any:
-        params, state = super().end_task(ctx)
-        ENDS.append(End(self, ctx.params, params, state))
-        return params, state
-
-
 @dataclass(frozen=True)
-class WatchedFinetune(_Watched, Finetune):
+class WatchedEWC(Watched, EWC):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedEWC(_Watched, EWC):
+class WatchedOWM(Watched, OWM):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedOWM(_Watched, OWM):
+class WatchedAGEM(Watched, AGEM):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedAGEM(_Watched, AGEM):
+class WatchedER(Watched, ER):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedER(_Watched, ER):
+class WatchedLwF(Watched, LwF):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedLwF(_Watched, LwF):
+class WatchedHAT(Watched, HAT):
     pass
 
 
 @dataclass(frozen=True)
-class WatchedHAT(_Watched, HAT):
-    pass
-
-
-@dataclass(frozen=True)
-class SaturatedHAT(_Watched, HAT):
+class SaturatedHAT(Watched, HAT):
     """Begins every task with gates that are all wide open or firmly closed, at random."""
 
     def begin_task(self, ctx: Any) -> Any:
@@ -210,19 +194,6 @@ class SaturatedHAT(_Watched, HAT):
         # As far as an embedding may go: an epoch of small steps does not bring it near 0.
         apart = {n: 6 * (p > 0.2).to(p.dtype) - 3 for n, p in params.items() if n.startswith(OWN)}
         return {**params, **{n: 2 * p for n, p in apart.items()}}, state
-
-
-def watched(
-    kind: type[Method],
-    tasks: Sequence[tuple[Samples, Samples]],
-    out: Path,
-    network: Make = one_head,
-    **settings: Any,
-) -> tuple[Result, list[End]]:
-    """A run of one of these methods, and what it left after every task."""
-    ENDS.clear()
-    result = run(tasks, f"method_parts:{kind.__name__}", out, network, **settings)
-    return result, list(ENDS)
 
 
 def weights_of(end: End) -> dict[str, Tensor]:

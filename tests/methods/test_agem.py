@@ -20,9 +20,8 @@ from method_parts import (
     moved_at_random,
     one_head,
     some_samples,
-    watched,
 )
-from small_runs import Make, run, some_tasks
+from small_runs import Make, run, some_tasks, watched
 from torch import Tensor
 
 from trgp.benchmarks import from_tensors
@@ -207,6 +206,15 @@ def test_every_task_leaves_the_same_share_of_the_memory(
             assert len(set(found)) == each
     # 8 features in 4 bytes each, a label and a head in 8.
     assert result.state_bytes == 3 * each * (8 * 4 + 8 + 8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_memory_never_exceeds_its_size(size: int, tmp_path: Path) -> None:
+    """Where there are more tasks than examples, the first have one each."""
+    _, ends = watched(WatchedAGEM, some_tasks(4), tmp_path, lambda: mlp_heads(4), memory_size=size)
+    for t, end in enumerate(ends):
+        assert end.state["memory"]["head"].tolist() == list(range(t + 1))[:size]
+        assert len(end.state["memory"]["x"]) <= size
 
 
 def test_one_head_is_the_head_of_every_example(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from method_parts import (
     mlp_heads,
     one_head,
     some_samples,
-    watched,
 )
-from small_runs import Make, run, some_tasks
+from small_runs import Make, run, some_tasks, watched
 from torch import Tensor
 
 from trgp.benchmarks import from_tensors

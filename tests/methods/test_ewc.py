@@ -10,7 +10,6 @@ from helpers import assert_close
 from method_parts import (
     ConvHeads,
     WatchedEWC,
-    WatchedFinetune,
     bound,
     context,
     eager,
@@ -19,10 +18,9 @@ from method_parts import (
     moved_at_random,
     one_head,
     some_samples,
-    watched,
     weights_of,
 )
-from small_runs import Make, run, some_tasks
+from small_runs import Make, WatchedFinetune, run, some_tasks, watched
 from torch import Tensor, nn
 
 from trgp.engine.errors import InputError
@@ -130,6 +128,65 @@ def test_in_larger_batches_it_is_the_squared_mean_gradient(size: int) -> None:
             expected[key] += g.square() * len(batch.y) / 18
     for key, fisher in found.items():
         assert_close(fisher, expected[key])
+
+
+class Normed(nn.Module):
+    """A perceptron with BatchNorm, which counts its passes, for 8 features."""
+
+    passes = 0
+
+    def __init__(self, track: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 12)
+        self.norm = nn.BatchNorm1d(12, track_running_stats=track)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Normed.passes += 1
+        return self.head(self.norm(self.body(x)).relu())
+
+
+class Looking(Normed):
+    """Asks for a value on its way, which no vmapped network can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + float(x[0, 0] > 0))
+
+
+@pytest.mark.parametrize("samples", [6000, 6001, 6007])
+@pytest.mark.parametrize("make", [Normed, lambda: Normed(True), Looking, one_head])
+def test_many_batches_are_computed_at_once_and_each_is_as_if_alone(
+    make: Make, samples: int
+) -> None:
+    """BatchNorm, too, sees the samples of one batch and no others."""
+    method, params = bound(EWC(), make)
+    ctx = context(method, params, some_samples(samples, 8))
+    Normed.passes = 0
+    found = method.fisher(ctx)
+    if make not in (Looking, one_head):
+        assert 0 < Normed.passes <= 8
+    module = eager(method, params)
+    expected = {key: torch.zeros_like(p) for key, p in module.named_parameters()}
+    for batch in ctx.batches(20, "fisher"):
+        mean = gradients(F.cross_entropy(module(batch.x), batch.y), module)
+        for key, g in mean.items():
+            expected[key] += g.square() * len(batch.y) / samples
+    for key, fisher in found.items():
+        assert_close(fisher, expected[key])
+
+
+def test_a_single_sample_has_no_statistics(tmp_path: Path) -> None:
+    for make in (Normed, lambda: ConvHeads(track=False)):
+        tasks = some_tasks(1) if make is Normed else some_tasks(1, 3, 8, 8)
+        with pytest.raises(InputError) as caught:
+            run(tasks, "ewc", tmp_path / "runs", make, fisher_batch=1)
+        assert str(caught.value) == (
+            "The network's BatchNorm uses the statistics of the batch at hand, which a single "
+            "sample does not have; give fisher_batch 2 or more."
+        )
+        assert not (tmp_path / "runs").exists()
+        run(tasks, "ewc", tmp_path / "two", make, fisher_batch=2)
+    run(some_tasks(1), "ewc", tmp_path / "averages", lambda: Normed(True), fisher_batch=1)
 
 
 @pytest.mark.parametrize("tasks_as", ["average", "sum"])

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from helpers import assert_close
 from method_parts import (
     ConvHeads,
-    WatchedFinetune,
     WatchedLwF,
     bound,
     context,
@@ -20,9 +19,8 @@ from method_parts import (
     moved_at_random,
     one_head,
     some_samples,
-    watched,
 )
-from small_runs import CLASSES, Heads, Make, run, some_tasks
+from small_runs import CLASSES, Heads, Make, WatchedFinetune, run, some_tasks, watched
 from torch import Tensor
 
 from trgp.engine.errors import InputError

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from helpers import assert_close, mlp
 from method_parts import (
     ConvHeads,
-    WatchedFinetune,
     WatchedOWM,
     bound,
     context,
@@ -19,12 +18,12 @@ from method_parts import (
     mlp_heads,
     moved_at_random,
     some_samples,
-    watched,
 )
-from small_runs import CLASSES, Conv, Make, run, some_tasks
+from small_runs import CLASSES, Conv, Make, WatchedFinetune, run, some_tasks, watched
 from torch import Tensor, nn
 
 from trgp.engine.errors import InputError
+from trgp.engine.network import Network
 from trgp.engine.train import train_step
 from trgp.methods import Batch
 from trgp.methods.owm import OWM, narrowed
@@ -35,6 +34,7 @@ NETWORKS: dict[str, tuple[Make, bool, tuple[int, ...]]] = {
     "heads": (mlp_heads, True, (8,)),
     "convolutions, one of them grouped": (Conv, False, (4, 4, 4)),
     "convolutions and a linear layer": (ConvHeads, True, (3, 8, 8)),
+    "the statistics of every batch": (lambda: ConvHeads(track=False), True, (3, 8, 8)),
 }
 Means = dict[str, list[Tensor]]  # by layer and group the columns (n, k) of a batch
 
@@ -142,10 +142,65 @@ def test_many_columns_at_once_are_each_after_the_other() -> None:
     draw = torch.Generator().manual_seed(0)
     R = torch.randn(2, 6, 9, generator=draw, dtype=torch.float64)
     P = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
-    at_once = narrowed(narrowed(P, R[:, :, :4], 0.5), R[:, :, 4:], 0.5)
-    for k in range(9):
-        P = narrowed(P, R[:, :, k : k + 1], 0.5)
+    alpha = torch.logspace(0, -3, 9, dtype=torch.float64)
+    S = R / alpha.sqrt()
+    in_two, at_once = narrowed(narrowed(P, S[:, :, :4]), S[:, :, 4:]), narrowed(P, S)
+    for r, a in zip(R.unbind(2), alpha, strict=True):
+        k = (P @ r.unsqueeze(2)).squeeze(2)
+        inner = (r * k).sum(1) + a
+        P = P - k.unsqueeze(2) * k.unsqueeze(1) / inner.view(2, 1, 1)
+    assert_close(in_two, P)
     assert_close(at_once, P)
+
+
+class Counting(nn.Module):
+    """Counts its passes."""
+
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.passes += 1
+        return self.layer(x)
+
+
+def test_many_batches_pass_the_network_at_once() -> None:
+    method, params = bound(OWM(), Counting)
+    ctx = context(method, params, some_samples(6001, 8))
+    Counting.passes = 0
+    _, state = method.end_task(ctx)
+    assert 0 < Counting.passes <= 8
+    (P,) = state["projectors"]["layer"]
+    expected = torch.eye(9).double()
+    batches = list(ctx.batches(8, "projectors"))
+    for i, batch in enumerate(batches):
+        r = torch.cat([batch.x.mean(0), torch.ones(1).double()])
+        k = expected @ r
+        alpha = 0.001 ** (i / (len(batches) - 1))
+        expected = expected - torch.outer(k, k) / (alpha + r @ k)
+    assert_close(P, expected, 1e-9)
+
+
+def test_in_few_digits_a_projector_takes_nothing_below_nothing() -> None:
+    """Again and again by inputs along one direction, of which soon less is left than rounding."""
+    network = Network(lambda: nn.Linear(50, CLASSES, bias=False), False, torch.device("cpu"), 0)
+    method, params = OWM().bind(network), network.initial_params()
+    draw = torch.Generator().manual_seed(0)
+    u = 3 + torch.randn(50, generator=draw)
+    state: Any = {}
+    for t in range(8):
+        x = 100 * u + 0.001 * torch.randn(400, 50, generator=draw)
+        samples = x, torch.zeros(400, dtype=torch.long)
+        _, state = method.end_task(context(method, params, samples, t, state))
+        (P,) = state["projectors"][""].double()
+        values = torch.linalg.eigvalsh(P)
+        assert values.min() > -1e-6
+        assert values.max() < 1 + 1e-5
+        assert values[1] > 0.9
+        assert (P @ u.double()).norm() < 1e-6 * u.norm()
 
 
 @pytest.mark.parametrize("name", NETWORKS)

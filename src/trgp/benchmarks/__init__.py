@@ -49,6 +49,8 @@ class Entry(NamedTuple):
     presets: Mapping[str, Preset]
     paper: Mapping[str, Published] = {}
     options: type[Options] = Options
+    separate_heads: bool = True
+    """Whether every task has a head of its own, as `Benchmark` says once there is one."""
 
     @property
     def says(self) -> str:
@@ -57,7 +59,7 @@ class Entry(NamedTuple):
 
 
 _ENTRIES = {
-    "pmnist": Entry(pmnist.make, pmnist.TASKS, pmnist.PRESETS, pmnist.PAPER),
+    "pmnist": Entry(pmnist.make, pmnist.TASKS, pmnist.PRESETS, pmnist.PAPER, separate_heads=False),
     "split-cifar100": Entry(
         split_cifar100.make, split_cifar100.TASKS, split_cifar100.PRESETS, split_cifar100.PAPER
     ),
@@ -81,7 +83,9 @@ _ENTRIES = {
         split_miniimagenet.PRESETS,
         split_miniimagenet.PAPER,
     ),
-    "permuted-digits": Entry(digits.permuted, digits.PERMUTED_TASKS, digits.PERMUTED_PRESETS),
+    "permuted-digits": Entry(
+        digits.permuted, digits.PERMUTED_TASKS, digits.PERMUTED_PRESETS, separate_heads=False
+    ),
     "split-digits": Entry(digits.split, digits.SPLIT_TASKS, digits.SPLIT_PRESETS),
 }
 

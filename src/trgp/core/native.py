@@ -118,7 +118,8 @@ def factored_step(
     delta (b, o) is the gradient of the layer's output, x (b, n) its input, with a column of ones
     where there is a bias.
     """
-    slow, fast = lr * delta, lr_q * delta
+    slow = lr * delta
+    fast = slow if lr_q is lr else lr_q * delta
     left, right, z = _factors(task, slow, fast, x)
     W = _plus_product(state.W, left.flatten(1, 2).mT, right.flatten(1, 2), -1)
     Tsum = _plus_product(state.Tsum, fast.reshape(*z.shape[:2], -1).mT, z)

@@ -64,6 +64,7 @@ class CapturedTask:
         begins = "first" in method.needs and first.number == 0
         method.train_mode(self.task)
         for cut in dict.fromkeys(batches):
+            self._step.zero_()  # wherever the last epoch left it, there may be no row
             self._replay.prepare((cut, begins), partial(self._body, works[0], cut, begins))
         self._load(works)
         first.settle(method)

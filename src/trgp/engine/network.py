@@ -1,7 +1,7 @@
 """A network as a pure function of its parameters."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from ..benchmarks import Task
 from ..draws import seed_of
-from ..methods.base import GATE, Params
+from ..methods.base import BENT, GATE, Params
 
 
 class Network:
@@ -64,14 +64,25 @@ class Network:
 
     @contextmanager
     def _gated(self, params: Params) -> Iterator[dict[str, Tensor]]:
-        """The network's own parameters; while this is open, gates act on its modules' inputs."""
-        gates = {n.removeprefix(GATE): a for n, a in params.items() if n.startswith(GATE)}
+        """The network's own parameters; while this is open, others act on its modules' inputs."""
+        own: dict[str, Tensor] = {}
+        hooks: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
+        bends: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in params.items():
+            if name.startswith(GATE):
+                hooks[name.removeprefix(GATE)] = partial(_gate, tensor)
+            elif name.startswith(BENT):
+                module, _, which = name.removeprefix(BENT).partition("/")
+                bends.setdefault(module, {})[which] = tensor
+            else:
+                own[name] = tensor
+        hooks |= {module: partial(_bend, pairs) for module, pairs in bends.items()}
         handles = [
-            self.module.get_submodule(name).register_forward_pre_hook(partial(_gate, gate))
-            for name, gate in gates.items()
+            self.module.get_submodule(name).register_forward_pre_hook(hook)
+            for name, hook in hooks.items()
         ]
         try:
-            yield {n: p for n, p in params.items() if not n.startswith(GATE)}
+            yield own
         finally:
             for handle in handles:
                 handle.remove()
@@ -132,6 +143,18 @@ def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple
     each = x.shape[1] // len(factors)
     wide = factors.repeat_interleave(each) if each > 1 else factors
     return x * wide.view(1, -1, *[1] * (x.dim() - 2)), *rest
+
+
+def _bend(
+    pairs: Mapping[str, Tensor], module: nn.Module, args: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """x + sum_k x B_k S_k' B_k'."""
+    x, *rest = args
+    bent = x
+    for k in range(len(pairs) // 2):
+        B, S = pairs[f"{k}/B"], pairs[f"{k}/S"]
+        bent = bent + ((x @ B) @ S.mT) @ B.mT
+    return bent, *rest
 
 
 def _random_state(device: torch.device) -> Tensor:

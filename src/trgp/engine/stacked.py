@@ -56,7 +56,8 @@ def stacked_step(
     given = _tensors(batch)
     losses, inputs = torch.vmap(loss_of)(free, held, state, given, probes)
     flat = [probe for calls in probes.values() for probe in calls]
-    found = iter(torch.autograd.grad(losses.sum(), [*free.values(), *flat], allow_unused=True))
+    wanted = [*free.values(), *flat]
+    found = iter(torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True))
     grads: dict[str, Tensor | Factors] = {
         name: gradient
         for name, gradient in ((n, next(found)) for n in free)

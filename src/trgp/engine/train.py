@@ -80,8 +80,10 @@ class Trained(NamedTuple):
 
 
 def progress_of(numbers: Tensor) -> Tensor:
-    """From 0 at the first row to 1 at the last."""
-    return torch.arange(len(numbers), device=numbers.device) / max(1, len(numbers) - 1)
+    """From 0 at the first row to 1 at the last, which a single one is."""
+    count = len(numbers)
+    steps = torch.arange(count, device=numbers.device)
+    return steps / (count - 1) if count > 1 else steps + 1.0
 
 
 def train_epoch(method: Method, work: Work) -> Trained:

@@ -24,7 +24,11 @@ Params = Mapping[str, Tensor]
 trainable tensors beside them."""
 Rate = float | Tensor
 GATE = "gate "
-"""Begins the names, in what `weights_for` gives, of factors (channels,) on a module's input."""
+"""Begins the names, among the weights a network is given, of factors (channels,) on a module's
+input."""
+BENT = "bent "
+"""Begins the names of two tensors B (n, r) and S (r, r), as in 'bent fc1/0/B', that make a module's
+input x (..., n) into x + x B S' B'; there may be several such pairs, and all read the same x."""
 
 
 class Batch(NamedTuple):

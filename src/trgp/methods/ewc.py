@@ -4,19 +4,23 @@ After each task the diagonal empirical Fisher matrix F says how much every weigh
 later tasks pay lambda/2 sum F (w - w*)^2 for moving it from where it was, w*.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from ..options import check_count, check_number
 from ..tree import State, level, tensors
 from .base import About, Batch, Method, Params
+from .stacks import each, stacks
 
 if TYPE_CHECKING:
     from ..engine.context import Context
+
+GRADIENTS = 1 << 24  # so many numbers of them are held at a time
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,15 @@ class EWC(Method):
         check_count("fisher_batch", self.fisher_batch)
         if self.tasks_as not in ("average", "sum"):
             raise ValueError(f"tasks_as must be average or sum, not {self.tasks_as!r}.")
+
+    def check(self) -> None:
+        modules = self.network.module.modules()
+        by_batch = (m for m in modules if isinstance(m, _BatchNorm) and m.running_mean is None)
+        if self.fisher_batch == 1 and any(by_batch):
+            raise ValueError(
+                "The network's BatchNorm uses the statistics of the batch at hand, which a single "
+                "sample does not have; give fisher_batch 2 or more."
+            )
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         loss = super().loss(params, state, batch)
@@ -78,12 +91,39 @@ class EWC(Method):
     def fisher(self, ctx: "Context") -> dict[str, Tensor]:
         """The diagonal over the task's train samples, in the network's own labels."""
         sums = {n: torch.zeros_like(ctx.params[n]) for n in sorted(ctx.network.trainable)}
-        for batch in ctx.batches(self.fisher_batch, "fisher"):
-            grads: Mapping[str, object] = ctx.gradients(Method.bind(_PLAIN, ctx.network), batch)
-            for name, gradient in grads.items():
-                assert isinstance(gradient, Tensor)
-                sums[name] += len(batch.y) * gradient.square()
+        for stack in stacks(ctx, self.fisher_batch, "fisher", self.together):
+            if len(stack.y) > 1:
+                squares = {n: g.square().sum(0) for n, g in mean_gradients(ctx, stack).items()}
+            else:
+                alone = ctx.gradients(plain(ctx), stack._replace(x=stack.x[0], y=stack.y[0]))
+                squares = {n: g.square() for n, g in alone.items() if isinstance(g, Tensor)}
+            for name, square in squares.items():
+                sums[name] += stack.y.shape[1] * square
         return {name: total / len(ctx.train) for name, total in sums.items()}
 
+    @property
+    def together(self) -> int:
+        """How many batches' gradients are computed at a time."""
+        if any(isinstance(module, _ConvNd) for module in self.network.module.modules()):
+            return 1  # convolutions with as many kernels as batches are slower than one by one
+        return GRADIENTS // sum(p.numel() for p in self.network.module.parameters())
 
-_PLAIN = Method()
+
+def mean_gradients(ctx: "Context", stack: Batch) -> dict[str, Tensor]:
+    """By parameter the gradient (k, ...) of the mean loss of every batch in a stack."""
+    count, method = len(stack.y), plain(ctx)
+    weights = {name: ctx.params[name].detach() for name in ctx.network.trainable}
+    free = {n: w.expand(count, *w.shape).requires_grad_() for n, w in weights.items()}
+
+    def loss(free: Params, x: Tensor, y: Tensor) -> Tensor:
+        return method.loss({**ctx.params, **free}, {}, stack._replace(x=x, y=y))
+
+    ctx.network.module.eval()
+    losses = each(loss, free, stack.x, stack.y)
+    found = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)
+    return {name: g for name, g in zip(free, found, strict=True) if g is not None}
+
+
+def plain(ctx: "Context") -> Method:
+    """Whose loss is that of the samples alone."""
+    return Method().bind(ctx.network)

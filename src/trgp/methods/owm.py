@@ -2,10 +2,11 @@
 
 A layer has a projector P, at first the identity. After each task every batch of it, by the mean r
 of the layer's inputs, takes a direction away: P <- P - k k' / (alpha + r' k) with k = P r. Later
-tasks step along G P. At constant alpha P is I - A (A'A + alpha I)^-1 A', with all r as A's columns.
+tasks step along G P. With all r / sqrt(alpha) as A's columns, P is I - A (A'A + I)^-1 A'.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,8 +16,9 @@ from ..core.capture import observing
 from ..core.layers import Layer, Site
 from ..options import check_number
 from ..tree import State, level, put, tensors
-from .base import About, Batch, Grads, Params, Rate
+from .base import About, Grads, Params, Rate
 from .layerwise import Layerwise
+from .stacks import batch_count, each, stacks
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -53,44 +55,58 @@ class OWM(Layerwise):
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Narrow every layer's projector by the batches of the task, under its final weights."""
         found = tensors(level(ctx.state, "projectors"))
-        P = {n: found[n].double() if n in found else self.identity(n) for n in self.layers}
+        P = {name: self.projector(name, found.get(name)) for name in self.layers}
         weights = self.weights_for(ctx.params, ctx.state, ctx.task)
-        batches = list(ctx.batches(ctx.batch_size, "projectors"))
-        for i, batch in enumerate(batches):
-            share = i / max(1, len(batches) - 1)
-            alpha = self.alpha * (self.alpha_end / self.alpha) ** share
-            for name, R in self.mean_inputs(weights, batch).items():
-                P[name] = narrowed(P[name], R, alpha)
+        last = batch_count(len(ctx.train), ctx.batch_size) - 1
+        done = 0
+        self.network.module.eval()
+        for stack in stacks(ctx, ctx.batch_size, "projectors"):
+            means = each(partial(self.mean_inputs, weights, stack.head), stack.x)
+            place = torch.arange(done, done + len(stack.y), device=self.network.device)
+            alpha = self.alpha * (self.alpha_end / self.alpha) ** (place.double() / max(1, last))
+            for name, R in means.items():
+                S = R / alpha.sqrt().view(-1, 1, 1, 1)
+                P[name] = narrowed(P[name], S.permute(1, 2, 0, 3).flatten(2))
+            done += len(place)
         kept = {name: p.to(self.layers[name].layer.dtype) for name, p in P.items()}
         state = put(ctx.state, kept, "projectors")
         return ctx.params, self.with_copies(ctx.params, state, ctx.task)
 
-    def identity(self, name: str) -> Tensor:
+    def projector(self, name: str, kept: Tensor | None) -> Tensor:
+        """A layer's P as the tasks so far have left it, to compute with."""
         g, _, n = self.layers[name].layer.shape
         one = torch.eye(n, dtype=torch.float64, device=self.network.device)
-        return one.expand(g, n, n)
+        if kept is None:
+            return one.expand(g, n, n)
+        P = kept.double()
+        # Kept in few digits its least eigenvalues may have fallen below 0, by this at most.
+        lost: Tensor = torch.finfo(kept.dtype).eps / 2 * P.norm(dim=(1, 2), keepdim=True)
+        return P + lost * one
 
     @torch.no_grad()
-    def mean_inputs(self, weights: Params, batch: Batch) -> dict[str, Tensor]:
+    def mean_inputs(self, weights: Params, head: int, x: Tensor) -> dict[str, Tensor]:
         """R (g, n, k): the mean over the samples of what a layer sees, at each of k positions."""
         seen: dict[str, Tensor] = {}
 
         def look(layer: Layer, site: Site, x: Tensor) -> None:
-            columns = layer.columns(site, x).double()  # (g, samples * positions, n)
-            means = columns.unflatten(1, (len(x), -1)).mean(1).mT
+            # What a layer makes columns of is linear in its input, so their mean is that of it.
+            means = layer.columns(site, x.double().mean(0, keepdim=True)).mT
             before = seen.get(layer.name)
             seen[layer.name] = means if before is None else torch.cat([before, means], 2)
 
-        self.network.module.eval()
-        with observing((each.layer for each in self.layers.values()), look):
-            self.network(weights, batch.x, batch.head)
+        with observing((own.layer for own in self.layers.values()), look):
+            self.network(weights, x, head)
         return seen
 
 
-def narrowed(P: Tensor, R: Tensor, alpha: float) -> Tensor:
-    """P after the columns of R (g, n, k), which is one after another, but in one product."""
-    K = P @ R
-    inner = R.mT @ K
-    inner = inner + alpha * torch.eye(inner.shape[1], dtype=P.dtype, device=P.device)
-    taken: Tensor = K @ torch.linalg.solve(inner, K.mT)
-    return P - taken
+def narrowed(P: Tensor, S: Tensor) -> Tensor:
+    """P after the columns of S (g, n, k), which are r / sqrt(alpha), in one product.
+
+    One after another they come to the same, (P^-1 + S S')^-1, in any order.
+    """
+    if S.shape[2] > S.shape[1]:
+        S = torch.linalg.qr(S.mT, mode="r").R.mT  # fewer columns with the same S S'
+    K = P @ S
+    inner = S.mT @ K + torch.eye(S.shape[2], dtype=P.dtype, device=P.device)
+    half: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), K.mT, upper=False)
+    return P - half.mT @ half

@@ -19,10 +19,11 @@ from ..core.scaling import effective_weight
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import check_count
 from ..tree import State, level, put, tensors
-from .base import About, Batch, Factors, Grads, Params, Rate, Report, sgd
+from .base import BENT, About, Batch, Factors, Grads, Params, Rate, Report, sgd
 from .gpm import GPMMethod
 from .layerwise import between, several, with_ones
-from .protected import Directions
+from .loss import cross_entropy
+from .protected import Directions, Protected
 from .quirks import strongest_unprotected
 from .scaling_forms import Form, LiteralForm, NativeForm, numbered
 
@@ -166,9 +167,27 @@ class TRGPMethod(GPMMethod):
         made = {
             each.names[0]
             for name, each in self.layers.items()
-            if "B0" in level(state, "task", name)
+            if "B0" in level(state, "task", name) and not bendable(each)
         }
         return super().factored(state, batch_size) - made
+
+    def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
+        """In the literal form linear layers get bent inputs instead of their effective weight.
+
+        W_eff x = W (x + sum_j B_j S_j B_j' x), and a batch has fewer rows than W.
+        """
+        bent: dict[str, Tensor] = {}
+        plain = dict(params)
+        for name, each in self.layers.items():
+            own = numbered(params, f"{OWN}{name} ")
+            if own and bendable(each):
+                bases = numbered(tensors(level(state, "task", name)), "B")
+                module = each.names[0].removesuffix(".weight")
+                for k, (B, S) in enumerate(zip(bases, own, strict=True)):
+                    bent |= {f"{BENT}{module}/{k}/B": B[0], f"{BENT}{module}/{k}/S": S[0]}
+                    del plain[f"{OWN}{name} {k}"]
+        weights = {**self.weights_for(plain, state, batch.task), **bent}
+        return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
     def stackable(self) -> bool:
         """Not in the literal form, whose tensors are as wide as old tasks' bases."""
@@ -198,7 +217,10 @@ class TRGPMethod(GPMMethod):
         new, moved = super().step(
             params, {n: g for n, g in grads.items() if n not in own}, state, batch, lr
         )
-        return sgd(new, own, lr * self.scale_rate), moved
+        return sgd(new, own, self.rate_of_scalings(lr)), moved
+
+    def rate_of_scalings(self, lr: Rate) -> Rate:
+        return lr if self.scale_rate == 1 else lr * self.scale_rate  # one kernel less a layer
 
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
@@ -210,7 +232,7 @@ class TRGPMethod(GPMMethod):
         begun = native.State(W, tensors(level(state, "Tsum"))[name])
         each = self.layers[name]
         gradient = grads[each.names[0]]
-        lr_q = lr * self.scale_rate
+        lr_q = self.rate_of_scalings(lr)
         if isinstance(gradient, Factors):
             x = with_ones(gradient.x, W)
             new = native.factored_step(task, begun, gradient.delta, x, lr, lr_q)
@@ -274,3 +296,8 @@ class TRGPMethod(GPMMethod):
             for t in level(state, "selected")
         }
         return Report(self.scaling.name, selected, super().report(state).ranks)
+
+
+def bendable(each: Protected) -> bool:
+    """Whether a layer's inputs can be scaled in place of its weight: one linear module, no bias."""
+    return each.factored and len(each.names) == 1

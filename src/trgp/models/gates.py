@@ -14,7 +14,7 @@ class Gate(NamedTuple):
     producers: tuple[str, ...]
     """The layers and norm layers whose outputs they are."""
     consumers: tuple[str, ...]
-    """The layers inside that module that see them."""
+    """The layers that see them: that module, inside it, or after it where it has no weights."""
 
     def module(self, head: int) -> str:
         """The module whose input is gated."""

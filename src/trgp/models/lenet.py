@@ -35,7 +35,8 @@ class LeNet(nn.Module):
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2, bias=False)
         self.fc1 = nn.Linear(50 * 8 * 8, 800, bias=False)
         self.fc2 = nn.Linear(800, 500, bias=False)
-        self.norm = ResponseNorm()
+        self.norm1 = ResponseNorm()
+        self.norm2 = ResponseNorm()
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
         self.heads = nn.ModuleList(nn.Linear(500, classes, bias=False) for _ in range(heads))
         for module in self.modules():
@@ -43,18 +44,18 @@ class LeNet(nn.Module):
                 nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
 
     def gates(self) -> list[Gate]:
-        """The units between the layers."""
+        """The units between the layers; channels are gated before the norm that mixes them."""
         return [
-            Gate("conv2", 20, ("conv1",), ("conv2",)),
-            Gate("fc1", 50, ("conv2",), ("fc1",)),
+            Gate("norm1", 20, ("conv1",), ("conv2",)),
+            Gate("norm2", 50, ("conv2",), ("fc1",)),
             Gate("fc2", 800, ("fc1",), ("fc2",)),
             Gate(HEADS, 500, ("fc2",), ()),
         ]
 
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: (N, 500)."""
-        x = self.pool(self.norm(self.conv1(x).relu()))
-        x = self.pool(self.norm(self.conv2(x).relu()))
+        x = self.pool(self.norm1(self.conv1(x).relu()))
+        x = self.pool(self.norm2(self.conv2(x).relu()))
         x = self.fc1(x.flatten(1)).relu()
         x = self.fc2(x).relu()
         return x

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..benchmarks import entry
 from ..data.store import PathLike
 from ..engine.config import Config, configure
 from ..engine.given import named
@@ -16,8 +17,6 @@ from ..methods import find
 from ..results import layout
 from ..results.store import run_folder
 
-ONE_HEAD = ("pmnist", "permuted-digits")
-"""Benchmarks all of whose tasks share a head, which only their data says."""
 ONE_HEAD_ONLY = (
     "The method needs a head for every task, but all of them share one; take another benchmark."
 )
@@ -67,7 +66,7 @@ class Grid:
         return [
             (benchmark, method)
             for benchmark, method in product(self.benchmarks, self.methods)
-            if benchmark in ONE_HEAD and find(method).about.several_heads
+            if not entry(benchmark).separate_heads and find(method).about.several_heads
         ]
 
     def configs(self) -> Iterator[Config]:

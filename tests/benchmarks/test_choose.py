@@ -1,0 +1,109 @@
+"""The search of settings: its grids, what it keeps, and what it writes."""
+
+import importlib.util
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trgp
+from trgp.benchmarks import entry
+from trgp.engine.config import configure
+from trgp.methods import METHODS
+
+RECORDS = Path(__file__).parents[2] / "records"
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program as a module, with one small search."""
+    spec = importlib.util.spec_from_file_location("choose", RECORDS / "choose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "choose", module)
+    spec.loader.exec_module(module)
+    grids = {"finetune": {"lr": (0.1, 1e6)}, "ewc": {"lr": (0.05,), "strength": (10.0, 1e3)}}
+    monkeypatch.setitem(module.SEARCHES, "split-digits", module.Search(grids, (100, 101), 2))
+    return module
+
+
+def place(choose: Any, runs: Path) -> Any:
+    return choose.Place("cpu", runs, None)
+
+
+def test_every_cell_is_a_configuration_of_its_own(choose: Any) -> None:
+    for benchmark, search in choose.SEARCHES.items():
+        found = list(choose.cells(benchmark, search.grids))
+        assert len({cell.name for cell in found}) == len(found)
+        kinds = {cell.method for cell in found}
+        for method in search.grids:
+            fits = entry(benchmark).separate_heads or not METHODS[method].about.several_heads
+            assert (method in kinds) == fits
+        for cell in found:
+            settings = configure(benchmark, cell.method, **cell.changes).settings
+            assert settings["score_on"] == "validation"
+            assert settings["tasks"] == search.tasks
+            for key, value in cell.settings.items():
+                assert settings[key] in (value, (value,))
+
+
+def test_a_cell_is_the_mean_on_validation_data_and_learnt_once(
+    choose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = choose.cells("split-digits", ["finetune"])
+    found = choose.score(place(choose, tmp_path / "a"), first)
+    options = {"seeds": [100, 101], "tasks": 2, "score_on": "validation", "device": "cpu"}
+    results = trgp.run("split-digits", "finetune", lr=0.1, out=tmp_path / "b", **options)
+    assert found == {
+        "method": "finetune",
+        "lr": 0.1,
+        "acc": pytest.approx(statistics.fmean(r.acc for r in results), abs=1e-5),
+        "bwt": pytest.approx(statistics.fmean(r.bwt for r in results), abs=1e-5),
+    }
+    monkeypatch.delattr(trgp, "run")
+    assert choose.score(place(choose, tmp_path / "a"), first) == found
+
+
+def test_what_diverges_has_no_score_and_is_not_tried_again(
+    choose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, last = choose.cells("split-digits", ["finetune"])
+    expected = {"method": "finetune", "lr": 1e6, "acc": None, "bwt": None}
+    assert choose.score(place(choose, tmp_path), last) == expected
+    monkeypatch.delattr(trgp, "run")
+    assert choose.score(place(choose, tmp_path), last) == expected
+
+
+def test_other_settings_of_the_preset_are_another_cell(
+    choose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell, *_) = choose.cells("split-digits", ["finetune"])
+    before = cell.name
+    monkeypatch.setitem(entry("split-digits").presets["paper"].every, "epochs", 11)
+    assert cell.name != before
+
+
+def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: Path) -> None:
+    path = tmp_path / "choose-split-digits.json"
+
+    def scored(method: str, *accuracies: float | None) -> list[dict[str, Any]]:
+        pairs = zip(choose.cells("split-digits", [method]), accuracies, strict=False)
+        return [{"method": method, **cell.settings, "acc": acc, "bwt": None} for cell, acc in pairs]
+
+    def written() -> list[tuple[str, float | None]]:
+        content = json.loads(path.read_text())
+        assert (content["seeds"], content["tasks"]) == ([100, 101], 2)
+        return [(cell["method"], cell["acc"]) for cell in content["cells"]]
+
+    choose.write(path, "split-digits", scored("ewc", 0.5))
+    assert written() == []
+    choose.write(path, "split-digits", scored("ewc", 0.5, 0.7) + scored("finetune", 0.1))
+    assert written() == [("ewc", 0.7), ("ewc", 0.5)]
+    choose.write(path, "split-digits", scored("finetune", None, 0.3))
+    assert written() == [("ewc", 0.7), ("ewc", 0.5), ("finetune", 0.3), ("finetune", None)]
+    choose.write(path, "split-digits", scored("ewc", 0.9))
+    assert written()[0] == ("ewc", 0.7)
