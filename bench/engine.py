@@ -28,7 +28,7 @@ from trgp.engine.batches import Part
 from trgp.engine.captured import CapturedTask
 from trgp.engine.company import stacks_well
 from trgp.engine.context import Context
-from trgp.engine.machine import repeatable
+from trgp.engine.machine import repeatable, settle_libraries
 from trgp.engine.network import Network
 from trgp.engine.stream import Stream
 from trgp.engine.train import Epoch, Trained, Work, train_epoch
@@ -169,6 +169,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 def measured(net: Net, method: Method, runs: int, epochs: int, device: torch.device) -> Any:
     """Milliseconds per run-step, and seconds until the first epoch is through."""
     made: list[Together] = []
+    settle_libraries(sum(p.numel() for p in net.make().parameters()), device)
 
     def make() -> None:
         made.append(Together([begun(net, method, seed, device) for seed in range(runs)], device))
@@ -225,8 +226,8 @@ def main() -> None:
         parser.error("the engine captures its steps on a GPU, and this machine has none")
     device = torch.device("cuda")
     rows: dict[str, Any] = {}
-    with repeatable(device):
-        for name in args.nets:
+    for name in args.nets:
+        with repeatable(device):
             net = NETS[name]
             row: dict[str, Any] = {"published": net.published, "target": net.target}
             for method_name, method in methods(net).items():

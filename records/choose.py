@@ -2,25 +2,20 @@
 
 Every method has its own grid and is scored by mean ACC on the validation samples over seeds that
 no record uses; a setting that diverges from any seed is out. On digits all tasks are learnt; on the
-papers' benchmarks the first ones, by the methods whose settings no paper or code at hand tells.
-All cells of a finished grid go to a JSON file beside this one, best first. The presets in
-src/trgp/benchmarks hold what came out.
+papers' benchmarks the first ones, for fewer epochs, by the methods whose settings no paper or code
+at hand tells. All cells of a finished grid go to a JSON file beside this one, best first. The
+presets in src/trgp/benchmarks hold what came out.
 
 Started again with the same --runs it goes on where it was ended.
 """
 
 import argparse
-import hashlib
 import itertools
 import json
-import multiprocessing
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +24,12 @@ import torch
 import trgp
 from trgp.benchmarks import entry
 from trgp.engine.config import configure
-from trgp.engine.divergence import DivergenceError, SeedsFailedError
+from trgp.engine.machine import resolve
+from trgp.engine.pool import cores
+from trgp.engine.sweep import Place, carry_out, plan
 from trgp.methods import METHODS
+from trgp.results.result import Result
+from trgp.sweeps import Cell
 
 Grid = Mapping[str, tuple[float, ...]]
 Score = dict[str, Any]
@@ -45,36 +44,27 @@ class Search:
     seeds: tuple[int, ...]
     tasks: int | None = None
     """Only so many, from the first on (None: all)."""
+    epochs: int | None = None
+    """At most so many a task (None: as the preset has it)."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class Setting:
     """One setting of a method."""
 
     benchmark: str
     method: str
-    settings: Mapping[str, float]
+    values: Mapping[str, float]
 
     @property
-    def changes(self) -> dict[str, Any]:
-        """All that it changes of the preset."""
-        return {**self.settings, "tasks": SEARCHES[self.benchmark].tasks, "score_on": "validation"}
-
-    @property
-    def name(self) -> str:
-        """Of its folder: another one when anything is that decides its score."""
-        settings = configure(self.benchmark, self.method, **self.changes).settings
-        whole = json.dumps([settings, SEARCHES[self.benchmark].seeds], sort_keys=True)
-        return f"{self.benchmark}-{self.method}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where cells are learnt and kept."""
-
-    device: str
-    runs: Path
-    data_root: Path | None
+    def cells(self) -> list[Cell]:
+        """A run from every seed."""
+        search = SEARCHES[self.benchmark]
+        limits = {"tasks": search.tasks, "epochs": search.epochs}
+        changes: dict[str, Any] = {**self.values, "score_on": "validation"}
+        changes |= {key: value for key, value in limits.items() if value is not None}
+        config = configure(self.benchmark, self.method, **changes)
+        return [Cell(config, seed) for seed in search.seeds]
 
 
 PLAIN = {"lr": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
@@ -116,6 +106,7 @@ PMNIST = Search(
     },
     seeds=(100, 101),
     tasks=3,
+    epochs=2,
 )
 CIFAR_PLAIN = {"lr": (0.01, 0.03, 0.05)}
 CIFAR = Search(
@@ -130,8 +121,9 @@ CIFAR = Search(
         "er": CIFAR_PLAIN,
         "lwf": {"lr": (0.01, 0.03), "strength": (0.5, 2.0, 10.0)},
     },
-    seeds=(100, 101),
-    tasks=3,
+    seeds=(100,),
+    tasks=2,
+    epochs=40,
 )
 FIVE_PLAIN = {"lr": (0.03, 0.1)}
 FIVE = Search(
@@ -142,8 +134,9 @@ FIVE = Search(
         "agem": FIVE_PLAIN,
         "er": FIVE_PLAIN,
     },
-    seeds=(100, 101),
+    seeds=(100,),
     tasks=2,
+    epochs=2,
 )
 SEARCHES = {
     "permuted-digits": DIGITS,
@@ -154,43 +147,43 @@ SEARCHES = {
 }
 
 
-def cells(benchmark: str, methods: Iterable[str]) -> Iterator[Cell]:
+def settings(benchmark: str, methods: Iterable[str]) -> Iterator[Setting]:
     """Every setting of the methods, but of none that the benchmark's one head rules out."""
     for method in methods:
         if METHODS[method].about.several_heads and not entry(benchmark).separate_heads:
             continue
         grid = SEARCHES[benchmark].grids[method]
         for values in itertools.product(*grid.values()):
-            yield Cell(benchmark, method, dict(zip(grid, values, strict=True)))
+            yield Setting(benchmark, method, dict(zip(grid, values, strict=True)))
 
 
-def score(place: Place, cell: Cell) -> Score:
-    """Mean validation ACC and BWT of a setting, None where it diverged; kept once it is known."""
-    kept = place.runs / cell.name / "score.json"
-    if not kept.exists():
-        found = {"method": cell.method, **cell.settings, **_learnt(place, cell)}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found))
-    read: Score = json.loads(kept.read_text())
-    return read
+def scored(wanted: Iterable[Setting], place: Place, jobs: int) -> list[Score]:
+    """Mean validation ACC and BWT of every setting, None where a seed diverged."""
+    runs = [(setting, setting.cells) for setting in wanted]
+    planned = plan([cell for _, cells in runs for cell in cells], place)
+    for sentence in dict.fromkeys(planned.lacking.values()):
+        raise SystemExit(sentence)
+    results = dict(planned.finished)
+    left = len(planned.left)
+    for k, ended in enumerate(carry_out(planned, place, jobs, lambda cell: "records/choose.py"), 1):
+        if ended.result is not None:
+            results[ended.cell] = ended.result
+        elif "diverged" not in ended.failure:
+            raise SystemExit(f"{ended.cell} failed: {ended.failure}")
+        print(f"{k}/{left}", ended.cell, ended.result.acc if ended.result else "diverged")
+    return [
+        {"method": s.method, **s.values, **_means([results.get(cell) for cell in cells])}
+        for s, cells in runs
+    ]
 
 
-def _learnt(place: Place, cell: Cell) -> dict[str, float | None]:
-    try:
-        results = trgp.run(
-            cell.benchmark,
-            cell.method,
-            seeds=SEARCHES[cell.benchmark].seeds,
-            out=place.runs / cell.name,
-            device=place.device,
-            data_root=place.data_root,
-            **cell.changes,
-        )
-    except (DivergenceError, SeedsFailedError):
+def _means(runs: list[Result | None]) -> dict[str, float | None]:
+    whole = [run for run in runs if run is not None]
+    if len(whole) < len(runs):
         return {"acc": None, "bwt": None}
-    bwts = [r.bwt for r in results if r.bwt is not None]
+    bwts = [run.bwt for run in whole if run.bwt is not None]
     return {
-        "acc": round(statistics.fmean(r.acc for r in results), 5),
+        "acc": round(statistics.fmean(run.acc for run in whole), 5),
         "bwt": round(statistics.fmean(bwts), 5) if bwts else None,
     }
 
@@ -198,7 +191,7 @@ def _learnt(place: Place, cell: Cell) -> dict[str, float | None]:
 def write(path: Path, benchmark: str, scores: list[Score]) -> None:
     """The scores of the methods whose grids are finished; what other methods scored stays."""
     count = Counter(s["method"] for s in scores)
-    whole = {method for method in count if count[method] == len([*cells(benchmark, [method])])}
+    whole = {m for m in count if count[m] == len(list(settings(benchmark, [m])))}
     done = [s for s in scores if s["method"] in whole]
     if path.exists():
         old = json.loads(path.read_text())["cells"]
@@ -209,6 +202,7 @@ def write(path: Path, benchmark: str, scores: list[Score]) -> None:
         "benchmark": benchmark,
         "seeds": search.seeds,
         "tasks": search.tasks or entry(benchmark).tasks,
+        "epochs": search.epochs,
         "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
     }
     rows = ",\n".join("  " + json.dumps(s) for s in done)  # one line a cell
@@ -219,8 +213,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("benchmark", choices=SEARCHES)
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all of the grid")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, help="cells at a time; default: the cores, on a GPU 1")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, help="runs at a time; default: the cores, on a GPU 30")
     parser.add_argument("--runs", type=Path, default=Path("runs/choose"), help="folder of the runs")
     parser.add_argument("--data-root", type=Path, help="folder of the image sets")
     parser.add_argument(
@@ -232,22 +226,12 @@ def main() -> None:
     for method in methods:
         if method not in grids:
             parser.error(f"{args.benchmark} has no grid for {method}; take some of: {[*grids]}")
-    todo = list(cells(args.benchmark, methods))
-    cores = os.cpu_count() or 1
-    jobs = args.jobs or (cores if args.device == "cpu" else 1)
+    jobs = args.jobs or (cores() if resolve(args.device).type == "cpu" else 30)
     place = Place(args.device, args.runs, args.data_root)
     args.out.mkdir(parents=True, exist_ok=True)
-    scores: list[Score] = []
-    with ProcessPoolExecutor(
-        jobs,
-        multiprocessing.get_context("spawn"),  # a fork has no GPU
-        torch.set_num_threads,
-        (max(1, cores // jobs),),
-    ) as pool:
-        for found in pool.map(partial(score, place), todo):
-            scores.append(found)
-            print(f"{len(scores)}/{len(todo)}", found, flush=True)
-            write(args.out / f"choose-{args.benchmark}.json", args.benchmark, scores)
+    for method in methods:  # one by one, so that finished grids are kept
+        scores = scored(settings(args.benchmark, [method]), place, jobs)
+        write(args.out / f"choose-{args.benchmark}.json", args.benchmark, scores)
 
 
 if __name__ == "__main__":

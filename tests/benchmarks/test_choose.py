@@ -11,7 +11,7 @@ import pytest
 
 import trgp
 from trgp.benchmarks import entry
-from trgp.engine.config import configure
+from trgp.engine.sweep import Place
 from trgp.methods import METHODS
 
 RECORDS = Path(__file__).parents[2] / "records"
@@ -31,68 +31,54 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def place(choose: Any, runs: Path) -> Any:
-    return choose.Place("cpu", runs, None)
+def place(runs: Path) -> Place:
+    return Place("cpu", runs)
 
 
-def test_every_cell_is_a_configuration_of_its_own(choose: Any) -> None:
+def test_every_setting_is_a_configuration_of_its_own(choose: Any) -> None:
     for benchmark, search in choose.SEARCHES.items():
-        found = list(choose.cells(benchmark, search.grids))
-        assert len({cell.name for cell in found}) == len(found)
-        kinds = {cell.method for cell in found}
+        found = list(choose.settings(benchmark, search.grids))
+        folders = {cell.folder("") for setting in found for cell in setting.cells}
+        assert len(folders) == len(found) * len(search.seeds)
+        kinds = {setting.method for setting in found}
         for method in search.grids:
             fits = entry(benchmark).separate_heads or not METHODS[method].about.several_heads
             assert (method in kinds) == fits
-        for cell in found:
-            settings = configure(benchmark, cell.method, **cell.changes).settings
+        for setting in found:
+            settings = setting.cells[0].config.settings
             assert settings["score_on"] == "validation"
             assert settings["tasks"] == search.tasks
-            for key, value in cell.settings.items():
+            for key, value in setting.values.items():
                 assert settings[key] in (value, (value,))
 
 
-def test_a_cell_is_the_mean_on_validation_data_and_learnt_once(
-    choose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
+    choose: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, *_ = choose.cells("split-digits", ["finetune"])
-    found = choose.score(place(choose, tmp_path / "a"), first)
+    """What diverges has none."""
+    found = choose.scored(choose.settings("split-digits", ["finetune"]), place(tmp_path / "a"), 1)
     options = {"seeds": [100, 101], "tasks": 2, "score_on": "validation", "device": "cpu"}
     results = trgp.run("split-digits", "finetune", lr=0.1, out=tmp_path / "b", **options)
-    assert found == {
-        "method": "finetune",
-        "lr": 0.1,
+    means = {
         "acc": pytest.approx(statistics.fmean(r.acc for r in results), abs=1e-5),
         "bwt": pytest.approx(statistics.fmean(r.bwt for r in results), abs=1e-5),
     }
-    monkeypatch.delattr(trgp, "run")
-    assert choose.score(place(choose, tmp_path / "a"), first) == found
-
-
-def test_what_diverges_has_no_score_and_is_not_tried_again(
-    choose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *_, last = choose.cells("split-digits", ["finetune"])
-    expected = {"method": "finetune", "lr": 1e6, "acc": None, "bwt": None}
-    assert choose.score(place(choose, tmp_path), last) == expected
-    monkeypatch.delattr(trgp, "run")
-    assert choose.score(place(choose, tmp_path), last) == expected
-
-
-def test_other_settings_of_the_preset_are_another_cell(
-    choose: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell, *_) = choose.cells("split-digits", ["finetune"])
-    before = cell.name
-    monkeypatch.setitem(entry("split-digits").presets["paper"].every, "epochs", 11)
-    assert cell.name != before
+    assert found == [
+        {"method": "finetune", "lr": 0.1, **means},
+        {"method": "finetune", "lr": 1e6, "acc": None, "bwt": None},
+    ]
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    again = choose.scored(choose.settings("split-digits", ["finetune"]), place(tmp_path / "a"), 1)
+    assert again == found
+    assert len(capsys.readouterr().out.splitlines()) == 2  # only what diverged is tried again
 
 
 def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: Path) -> None:
     path = tmp_path / "choose-split-digits.json"
 
     def scored(method: str, *accuracies: float | None) -> list[dict[str, Any]]:
-        pairs = zip(choose.cells("split-digits", [method]), accuracies, strict=False)
-        return [{"method": method, **cell.settings, "acc": acc, "bwt": None} for cell, acc in pairs]
+        pairs = zip(choose.settings("split-digits", [method]), accuracies, strict=False)
+        return [{"method": method, **each.values, "acc": acc, "bwt": None} for each, acc in pairs]
 
     def written() -> list[tuple[str, float | None]]:
         content = json.loads(path.read_text())

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 from ..engine.errors import InputError, Interrupted, RunError
 from ..engine.machine import resolve
 from ..engine.pool import cores
+from ..engine.run import MOST_TOGETHER, TOGETHER
 from ..engine.sweep import Ended, Place, Plan, carry_out, plan, together
 from ..hints import meant
 from ..options import check_count
@@ -34,7 +35,7 @@ class Sweep:
     sweep: Annotated[str, arg(metavar="NAME|FILE"), Positional]
     """embedded, paper, quirks or ablation, or the path of a TOML file."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many processes run side by side (without it: one a CPU core, and one alone on a GPU)."""
+    """How many cells run side by side (without it: a process a CPU core, on a GPU ten in one)."""
     seeds: Annotated[str | None, arg(metavar="SEEDS", help_behavior_hint="")] = None
     """How many seeds, from 0 on, as in 5, or which, as in 1,2,37, in place of the sweep's."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
@@ -102,7 +103,11 @@ def _option(name: str, value: Any) -> list[str]:
 
 def _jobs(asked: Sweep) -> int:
     on_cpu = resolve(asked.device).type == "cpu"
-    return check_count("--jobs", asked.jobs) if asked.jobs is not None else cores() if on_cpu else 1
+    if asked.jobs is None:
+        return cores() if on_cpu else TOGETHER
+    if not on_cpu and asked.jobs > MOST_TOGETHER:
+        raise ValueError(f"--jobs must be at most {MOST_TOGETHER} on a GPU, not {asked.jobs}.")
+    return check_count("--jobs", asked.jobs)
 
 
 def _grids(name: str) -> list[Grid]:

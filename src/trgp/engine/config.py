@@ -42,6 +42,9 @@ class Training:
     test_passes: int = 1
     """How many passes over the shuffled test set an accuracy is the mean of: more than one makes
     sense only where BatchNorm uses the batch at hand."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """What the network's own products are rounded to while it trains, where the device can;
+    projections and evaluation are always in float32."""
     score_on: Literal["test", "validation"] = "test"
     """What the accuracy matrix is measured on: settings are to be chosen on validation data."""
     evaluate_unseen: bool = False
@@ -50,6 +53,10 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "test_batch", "test_passes"):
             check_count(name, getattr(self, name))
+        if self.precision not in ("float32", "tf32", "bfloat16"):
+            raise ValueError(
+                f"precision must be float32, tf32 or bfloat16, not {self.precision!r}."
+            )
         if self.score_on not in ("test", "validation"):
             raise ValueError(f"score_on must be test or validation, not {self.score_on!r}.")
         if self.patience != 0 or isinstance(self.patience, bool):

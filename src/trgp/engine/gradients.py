@@ -26,10 +26,11 @@ def loss_and_gradients(
     The weights named in `factored` get no gradient of their own, but its factors.
     """
     free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
-    with probed(method.network.module, dict.fromkeys(factored)) as seen:
-        loss = method.loss({**params, **free}, state, batch)
-    probes = [probe for calls in seen.values() for _, probe in calls]
-    found = iter(torch.autograd.grad(loss, [*free.values(), *probes], allow_unused=True))
+    with method.network.rounding():
+        with probed(method.network.module, dict.fromkeys(factored)) as seen:
+            loss = method.loss({**params, **free}, state, batch)
+        probes = [probe for calls in seen.values() for _, probe in calls]
+        found = iter(torch.autograd.grad(loss, [*free.values(), *probes], allow_unused=True))
     grads: dict[str, Tensor | Factors] = {}
     for name in free:
         gradient = next(found)
@@ -37,7 +38,12 @@ def loss_and_gradients(
             grads[name] = gradient
     for name, calls in seen.items():
         pairs = [(next(found), x.detach()) for x, _ in calls]
-        used = [(delta.flatten(0, -2), x.flatten(0, -2)) for delta, x in pairs if delta is not None]
+        dtype = params[name].dtype  # also where the pass was rounded
+        used = [
+            (delta.flatten(0, -2).to(dtype), x.flatten(0, -2).to(dtype))
+            for delta, x in pairs
+            if delta is not None
+        ]
         if len(used) == 1:
             grads[name] = Factors(*used[0])
         elif used:

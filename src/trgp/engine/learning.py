@@ -21,7 +21,7 @@ from .config import Config
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished
 from .given import Load, fingerprint
-from .machine import repeatable, settle_threads
+from .machine import repeatable, settle_libraries
 from .network import Network
 from .outcome import outcome
 from .sequence import Sequencer
@@ -82,7 +82,7 @@ def learn(
             _set_aside(folder)
         for run in new:
             locks.enter_context(_alone(run.folder))
-        settle_threads(max(each.method.network.weights for each in bound))
+        settle_libraries(max(each.method.network.weights for each in bound), device)
         sequencers = {_sequencer(each, captured, observer): each for each in bound}
         stacks: dict[object, list[Sequencer]] = {}
         for sequencer, each in sequencers.items():
@@ -124,7 +124,13 @@ def _bound(run: Asked, device: torch.device, alike: int) -> _Bound:
             f"{config.method_name} needs a head for every task, but all tasks of "
             f"{config.benchmark} share one; take a benchmark with several heads."
         )
-    network = Network(benchmark.make_network, benchmark.separate_heads, device, run.seed)
+    network = Network(
+        benchmark.make_network,
+        benchmark.separate_heads,
+        device,
+        run.seed,
+        config.training.precision,
+    )
     network.check(benchmark.tasks)
     method = config.method.bind(network)
     method.check()

@@ -23,8 +23,10 @@ class Network:
         separate_heads: bool,
         device: torch.device,
         seed: int,
+        precision: str = "float32",
     ) -> None:
         self._make = make
+        self._precision = precision
         self._seed = seed
         self.device = device
         self.separate_heads = separate_heads
@@ -86,6 +88,23 @@ class Network:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def rounding(self) -> Iterator[None]:
+        """While this is open, passes forward and backward are rounded as was chosen."""
+        if self._precision == "tf32":
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(before)
+        elif self._precision == "bfloat16":
+            # Without its cache of rounded weights, which a captured graph would outlive.
+            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+                yield
+        else:
+            yield
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Refuse tasks that the network cannot compute."""

@@ -22,6 +22,7 @@ from .machine import is_captured, resolve
 
 MOST = 10_000  # seeds at once; more are a slip of the pen
 TOGETHER = 10  # runs at a time on a GPU, which is busy with fewer
+MOST_TOGETHER = 31  # every run has a stream, and torch has 32 on a device
 
 
 def run(
@@ -103,6 +104,8 @@ def company_of(together: int | None, captured: bool) -> int:
     """How many runs learn at the same time in this process."""
     if together is not None:
         check_count("together", together)
+        if together > MOST_TOGETHER:
+            raise ValueError(f"together must be at most {MOST_TOGETHER}, not {together}.")
         if together > 1 and not captured:
             raise ValueError(
                 "Only on a GPU, with captured steps, do runs learn together in one process; leave "

@@ -54,10 +54,11 @@ def stacked_step(
 
     held = {name: tensor for name, tensor in params.items() if name not in free}
     given = _tensors(batch)
-    losses, inputs = torch.vmap(loss_of)(free, held, state, given, probes)
-    flat = [probe for calls in probes.values() for probe in calls]
-    wanted = [*free.values(), *flat]
-    found = iter(torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True))
+    wanted = [*free.values(), *(probe for calls in probes.values() for probe in calls)]
+    with method.network.rounding():
+        losses, inputs = torch.vmap(loss_of)(free, held, state, given, probes)
+        ones = torch.ones_like(losses)
+        found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
     grads: dict[str, Tensor | Factors] = {
         name: gradient
         for name, gradient in ((n, next(found)) for n in free)

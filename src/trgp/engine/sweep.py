@@ -12,8 +12,11 @@ from ..data.store import PathLike
 from ..results.result import Result, Results
 from ..results.store import RESULT, Found, read_result
 from ..sweeps.grid import ONE_HEAD_ONLY, Cell, described
-from .errors import InputError
+from .errors import InputError, RunError
+from .events import nobody
 from .given import named
+from .learning import Asked, learn
+from .machine import resolve
 from .network import Network
 from .pool import Job, forget_peak, in_processes
 
@@ -65,12 +68,65 @@ def plan(cells: Sequence[Cell], place: Place) -> Plan:
 def carry_out(
     plan: Plan, place: Place, jobs: int, command: Callable[[Cell], str]
 ) -> Generator[Ended]:
-    """Run what is left, so many cells at a time; command: what is written down for each."""
+    """Run what is left, so many cells at a time; command: what is written down for each.
+
+    On a GPU they learn together in this process, else each has one of its own.
+    """
+    device = resolve(place.device)
+    if device.type == "cuda":
+        yield from _in_company(plan, place, jobs, command, device)
+        return
     left = plan.left
     given = [_job(cell, place, command(cell)) for cell in left]
     with closing(in_processes(given, jobs)) as ends:
         for i, failure in ends:
             yield Ended(left[i], None, failure) if failure else _read(left[i], place)
+
+
+def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
+    """So many cells at a time, all seeds of a configuration in one if they fit.
+
+    Made from all cells, also the finished: runs that were stacked on each other must be so again
+    when they go on.
+    """
+    same: dict[Path, list[Cell]] = {}
+    for cell in cells:
+        same.setdefault(_configuration(cell), []).append(cell)
+    found: list[list[Cell]] = [[]]
+    for group in same.values():
+        for k in range(0, len(group), width):
+            part = group[k : k + width]
+            if len(found[-1]) + len(part) > width:
+                found.append([])
+            found[-1] += part
+    return [company for company in found if company]
+
+
+def _in_company(
+    plan: Plan, place: Place, width: int, command: Callable[[Cell], str], device: torch.device
+) -> Generator[Ended]:
+    left = set(plan.left)
+    runnable = [cell for cell in plan.cells if cell not in plan.lacking]
+    for company in companies(runnable, width):
+        waiting = {cell.folder(place.out): cell for cell in company if cell in left}
+        if not waiting:
+            continue
+        asked = []
+        for cell in company:
+            config, load = named(cell.config, place.data_root)
+            asked.append(Asked(config, cell.seed, load, cell.folder(place.out), command(cell)))
+        try:
+            with closing(learn(asked, device, captured=True, observer=nobody)) as ends:
+                for run, end in ends:
+                    if run.folder in waiting:
+                        cell = waiting.pop(run.folder)
+                        if isinstance(end, RunError):
+                            yield Ended(cell, None, str(end))
+                        else:
+                            yield Ended(cell, end)
+        except Exception as error:  # whatever it is, the next company may do better
+            for cell in waiting.values():
+                yield Ended(cell, None, f"{type(error).__name__}: {error}")
 
 
 def together(runs: Iterable[tuple[Cell, Result]]) -> Found:

@@ -10,13 +10,13 @@ from .gates import HEADS, Gate
 class ResponseNorm(nn.Module):
     """Local response norm over four channels, as nn.LocalResponseNorm(4, 0.001 / 9, 0.75, 1).
 
-    That one pools in three dimensions, whose gradient on a GPU differs from run to run.
+    That one pools in three dimensions, whose gradient on a GPU differs from run to run; here the
+    channels are one of two.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        squares = F.pad(x.square(), (0, 0, 0, 0, 2, 1))
-        channels = x.shape[1]
-        mean = sum((squares[:, k : k + channels] for k in range(1, 4)), squares[:, :channels]) / 4
+        squares = F.pad(x.square().flatten(2).unsqueeze(1), (0, 0, 2, 1))
+        mean = F.avg_pool2d(squares, (4, 1), stride=1).view_as(x)
         return x / (1 + 0.001 / 9 * mean) ** 0.75
 
 
