@@ -25,18 +25,19 @@ from trgp.results.store import find
 
 RECORDS = Path(__file__).parent
 DOCS = RECORDS.parent / "docs"
-PAGES = [RECORDS.parent / "README.md", DOCS / "native-form.md"]
+PAGES = [RECORDS.parent / "README.md", DOCS / "native-form.md", DOCS / "engine.md"]
 FIGURES = {
     DOCS / "figures" / "forgetting.svg": "evolution-task-1-permuted-digits-paper",
     DOCS / "figures" / "memory.svg": "accuracy-memory-permuted-digits-paper",
 }
 """By their file what they are called in a report."""
+EMBEDDED = ("permuted-digits", "split-digits")
 
 
 def embedded() -> str:
     """Every method on the two benchmarks that need no download."""
     rows = []
-    found = sorted(_found(), key=_place)
+    found = sorted((r for r in _found() if r[0].benchmark in EMBEDDED), key=_place)
     for _, grouped in itertools.groupby(found, lambda results: results[0].benchmark):
         group = list(grouped)
         for results, verdict in zip(group, verdicts(group, lambda run: run.acc), strict=True):
@@ -73,7 +74,25 @@ def bases() -> str:
     return _table(["AlexNet layer", "time of the SVD / time of Gram + eigh"], rows)
 
 
-TABLES = {"embedded": embedded, "steps": steps, "bases": bases}
+def engine() -> str:
+    """Milliseconds per run-step on a GPU."""
+    record = json.loads((RECORDS / "bench-engine.json").read_text())
+    runs = record["runs"]
+    rows = []
+    for net, row in record["nets"].items():
+        ms = {m: row[f"{m}, {runs}"]["ms"] for m in ("SGD", "GPM", "TRGP", "TRGP literal")}
+        ratios = [ms[m] / ms["SGD"] for m in ("GPM", "TRGP")]
+        alone = row["TRGP, 1"]["ms"]
+        times = [row["published"], row["target"], *ms.values(), alone, row["dense"]]
+        bases_and_selection = row["bases, s"] + row["selection, s"]
+        cells = [f"{t:.3g}" for t in times] + [f"{r:.2f}" for r in ratios]
+        rows.append([net, *cells, f"{bases_and_selection:.2f}"])
+    header = ["ms per run-step", "published TRGP", "target", "SGD", "GPM", "TRGP", "TRGP literal"]
+    header += ["TRGP, one run", "dense, eager", "GPM / SGD", "TRGP / SGD", "bases and selection, s"]
+    return _table(header, rows)
+
+
+TABLES = {"embedded": embedded, "steps": steps, "bases": bases, "engine": engine}
 
 
 def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:

@@ -8,7 +8,9 @@ from trgp.benchmarks import NAMES
 from trgp.methods import METHODS
 
 
-@pytest.mark.parametrize("command", ["list", "table", "show", "compare", "data", "data list"])
+@pytest.mark.parametrize(
+    "command", ["list", "table", "report", "watch", "show", "compare", "data", "data list"]
+)
 def test_every_command_has_help(trgp: Trgp, command: str) -> None:
     for flag in ("--help", "-h"):
         code, out, err = trgp(*command.split(), flag)
@@ -19,7 +21,7 @@ def test_every_command_has_help(trgp: Trgp, command: str) -> None:
 def test_the_whole(trgp: Trgp) -> None:
     code, out, _ = trgp("--help")
     assert code == 0
-    for command in ("run", "list", "table", "show", "compare", "data"):
+    for command in ("run", "sweep", "list", "table", "report", "watch", "show", "compare", "data"):
         assert f"\n  {command} " in out
     assert trgp("--version") == (0, f"trgp {package.__version__}\n", "")
 

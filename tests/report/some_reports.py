@@ -1,6 +1,7 @@
 """Reports made by hand, a hostile one and a large one among them, for the tests of the page."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from trgp.report.model import Cell, Chart, Report, Row, Series, Table
@@ -16,7 +17,7 @@ def a_row(benchmark: str, method: str, preset: str, acc: float, **marks: Any) ->
     command = f"trgp run {benchmark} --method {method} --preset {preset} --seeds 5"
     names = (Cell(benchmark), Cell(method), Cell(preset))
     numbers = (
-        Cell(f"{acc:.2f} ± 0.50", acc, command=command, **marks),
+        Cell(f"{acc:.2f} ± 0.50", acc, commands=(command,), **marks),
         Cell("–"),
         Cell(f"{acc / 4:.1f} s", acc / 4),
     )
@@ -150,10 +151,23 @@ def a_report(**changes: Any) -> Report:
     return Report(**fields | changes)
 
 
+def a_report_of_some_cells() -> Report:
+    """A table of which most is not run, and one of which nothing is."""
+    run = a_row(BENCHMARKS[0], "gpm", "paper", 50.0)
+    missing = tuple(
+        Row((*(Cell(name) for name in names), Cell("not run", commands=("trgp run x",))), *names)
+        for names in ((BENCHMARKS[0], "trgp", "paper"), (BENCHMARKS[1], "pnn", "paper"))
+    )
+    lacking = tuple(
+        replace(row, cells=(*row.cells, Cell("–"), Cell("–")), not_run=True) for row in missing
+    )
+    return a_report(tables=(a_table((run, *lacking)), a_table(lacking, "other")), charts=())
+
+
 def a_hostile_report() -> Report:
     """Every text is one that a careless page would run."""
     row = Row(
-        tuple(Cell(HOSTILE, command=HOSTILE, note=HOSTILE) for _ in range(2)),
+        tuple(Cell(HOSTILE, commands=(HOSTILE,), note=HOSTILE) for _ in range(2)),
         *(HOSTILE,) * 3,
     )
     table = Table(HOSTILE, HOSTILE, (HOSTILE, HOSTILE), (row,), HOSTILE)
@@ -177,7 +191,7 @@ def a_hostile_report() -> Report:
     return Report(HOSTILE, (HOSTILE, "{{data}}"), (table,), drawn, (HOSTILE,))
 
 
-def a_large_report(runs: int = 500, seeds: int = 5) -> Report:
+def a_large_report(runs: int = 500, seeds: int = 5, epochs: int = 1000) -> Report:
     """As large as that of so many runs: tables, curves and a matrix of every configuration."""
     draw = random.Random(0)
     configurations = runs // seeds
@@ -185,8 +199,8 @@ def a_large_report(runs: int = 500, seeds: int = 5) -> Report:
     for c in range(configurations):
         benchmark, method = f"benchmark-{c % 5}", f"method-{c // 5}"
         rows.append(a_row(benchmark, method, "paper", draw.uniform(0, 100)))
-        epochs = tuple(range(1, 1001))
-        curve = tuple(draw.uniform(0, 100) for _ in epochs)
+        x = tuple(range(1, epochs + 1))
+        curve = tuple(draw.uniform(0, 100) for _ in x)
         drawn.append(
             Chart(
                 f"curve-{c}",
@@ -194,9 +208,10 @@ def a_large_report(runs: int = 500, seeds: int = 5) -> Report:
                 "lines",
                 "epoch",
                 "accuracy, %",
-                (Series(method, epochs, curve),),
+                (Series(method, x, curve),),
                 benchmark,
                 method,
+                boundaries=((epochs + 0.5, "task 1"),),
             )
         )
         tasks = tuple(range(1, 21))

@@ -5,12 +5,16 @@ import xml.etree.ElementTree as ET
 import pytest
 from some_found import a_configuration, matrix, some_found
 from some_results import a_result, some_results
+from torch import nn
 
+from trgp.benchmarks import NAMES, load
+from trgp.report import drawing
 from trgp.report.build import build
 from trgp.report.charts.layers import in_order
 from trgp.report.draw import drawn
 from trgp.report.model import Chart, Series
 from trgp.report.styles import METHODS, styles
+from trgp.report.widths import NETWORKS, widths
 from trgp.results.result import Results
 from trgp.results.store import Found
 
@@ -92,7 +96,9 @@ def test_the_selection_is_that_of_one_seed_counted_from_one() -> None:
     assert [each.name for each in chart.series] == ["conv1", "fc1"]
     assert chart.series[0].x == ("2", "3")
     assert chart.texts == (("1", "1, 2"), ("", ""))
-    assert chart.series[0].y == (1, 2)
+    assert chart.series[0].y == (3, 3)  # seeds, which all trust the same
+    assert chart.series[1].y == (None, None)
+    assert chart.z_label == "seeds that trust the same"
     assert "seed 0" in chart.title
     assert chart.note.startswith("Layer-wise")
     (task_wise,) = [
@@ -104,19 +110,59 @@ def test_the_selection_is_that_of_one_seed_counted_from_one() -> None:
     assert {"conv1", "fc1", "1, 2", "2", "3"} <= set(texts(chart))
 
 
+def test_the_selection_tells_how_many_seeds_agree() -> None:
+    """In whatever order."""
+    chosen = [[0, 1], [1, 0], [1], []]
+    runs = tuple(
+        a_result(seed, T=3, selected=[{}, {"fc1": [0]}, {"fc1": old}])
+        for seed, old in enumerate(chosen)
+    )
+    chart = charts(Found([Results(runs)], []))["selection-split-cifar100-trgp-paper"]
+    assert chart.texts == (("1", "1, 2"),)
+    assert chart.series[0].y == (4, 2)
+    assert "the more of the 4 seeds trust the same" in chart.note
+    assert chart.z_label in texts(chart)
+
+
 def test_layer_wise_against_task_wise() -> None:
     chart = charts(some_found())["scopes-split-cifar100-trgp-paper"]
     assert [each.name for each in chart.series] == ["gpm", "trgp, layer-wise", "trgp, task-wise"]
 
 
 def test_ranks_are_means_over_seeds() -> None:
-    found = Found([some_results(2, T=3)], [])
+    """In per cent of a layer's width where the network is known."""
+    found = Found([some_results(2, T=3), some_results(2, T=3, benchmark="my.npz")], [])
     chart = charts(found)["ranks-split-cifar100-trgp-paper"]
+    by_name = {each.name: each.y for each in chart.series}
+    assert by_name["conv1 (of 48)"] == pytest.approx((1000 / 48, 2000 / 48, 3000 / 48))
+    assert by_name["fc1 (of 1024)"] == pytest.approx((700 / 1024,) * 3)
+    assert chart.y_label == "directions, % of all"
+    chart = charts(found)["ranks-my.npz-trgp-paper"]
     assert {each.name: each.y for each in chart.series} == {
         "conv1": (10, 20, 30),
         "fc1": (7, 7, 7),
     }
     assert chart.y_label == "directions"
+
+
+@pytest.mark.parametrize("benchmark", ["permuted-digits", "split-digits"])
+def test_widths_are_those_of_the_benchmarks_network(benchmark: str) -> None:
+    network = load(benchmark).make_network()
+    known = widths(a_result(benchmark=benchmark))
+    assert (
+        known.items()
+        <= {
+            name: module.weight.shape[1]
+            for name, module in network.named_modules()
+            if layer(module)
+        }.items()
+    )
+    assert NETWORKS.keys() == {*NAMES}
+    assert widths(a_result(benchmark=benchmark, config={"model": "my:Net"})) == {}
+
+
+def layer(module: object) -> bool:
+    return isinstance(module, nn.Linear)
 
 
 def test_layers_are_in_the_order_of_a_network() -> None:
@@ -214,3 +260,12 @@ def test_methods_are_told_apart_and_keep_their_style() -> None:
 def test_the_same_data_gives_the_same_bytes() -> None:
     chart = charts(some_found())["final-accuracy-split-cifar100-paper"]
     assert drawn(chart) == drawn(chart)
+
+
+def test_several_processes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = list(charts(some_found()).values())[:4]
+    alone = list(drawing.all_drawn(some))
+    assert alone == [drawn(chart) for chart in some]
+    monkeypatch.setattr(drawing, "EACH", 2)
+    monkeypatch.setattr(drawing, "_cores", lambda: 2)
+    assert list(drawing.all_drawn(some)) == alone

@@ -1,14 +1,19 @@
 """The page as a text: it holds all it needs, and no name can break out of it."""
 
 import base64
+import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 
+import pytest
 from some_reports import HOSTILE, a_hostile_report, a_large_report, a_report
 
-from trgp.report.model import Cell, Report, Series
-from trgp.report.page import as_json, page
+from trgp.report import thin
+from trgp.report.data import as_json, report_json
+from trgp.report.model import Cell, Chart, Report, Row, Series, Table
+from trgp.report.page import page
 
 
 def test_it_asks_for_nothing() -> None:
@@ -57,14 +62,46 @@ def test_data_are_short() -> None:
     assert json.loads(as_json(numbers)) == {
         "name": "s",
         "x": [1, 2.5],
-        "y": [0.333333, None, None, None, 0],
+        "y": [0.3333, None, None, None, 0],
     }
     assert json.loads(as_json(Cell("0", 0.0))) == {"text": "0", "value": 0}
-    assert json.loads(as_json(Report("", ()))) == {}
+    assert json.loads(report_json(Report("", ()))) == {}
+
+
+def test_what_many_share_is_said_once() -> None:
+    row = Row((Cell("1", 1.0, commands=("a", "b")), Cell("2", 2.0, commands=("b",))))
+    chart = Chart("c", "", "heat", "", "", tuple(Series(n, (1, 2), (3.0, 4.0)) for n in "xy"))
+    table = Table("t", "", ("x", "y"), (row, row))
+    told = json.loads(report_json(Report("", (), (table,), (chart,))))
+    assert told["commands"] == ["a", "b"]
+    assert [c["commands"] for c in told["tables"][0]["rows"][1]["cells"]] == [[0, 1], [1]]
+    assert told["charts"][0]["x"] == [1, 2]
+    assert told["charts"][0]["series"] == [{"name": "x", "y": [3, 4]}, {"name": "y", "y": [3, 4]}]
 
 
 def test_many_runs_make_no_large_page() -> None:
-    assert len(page(a_large_report(500)).encode()) < 3_000_000
+    """Five hundred of a hundred configurations, and of as many as there are runs."""
+    for seeds, epochs in ((5, 1000), (1, 200)):
+        text = page(a_large_report(500, seeds, epochs))
+        assert len(text.encode()) < 3_000_000
+    (data,) = re.findall(r'type="application/gzip" id="data">(.*?)</script>', text)
+    assert json.loads(gzip.decompress(base64.b64decode(data)))["title"] == "Many runs"
+
+
+def test_long_curves_keep_the_ends_of_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = (*map(float, range(10)), None, *map(float, range(10)))
+    curve = Series("gpm", tuple(range(21)), y)
+    chart = Chart("c", "", "lines", "", "", (curve,), boundaries=((10, "task 1"),), note="A mean.")
+    report = Report("", (), (), (chart, replace(chart, boundaries=())))
+    assert thin.thinned(report) is report
+    monkeypatch.setattr(thin, "ROOM", 7)
+    long, other = thin.thinned(report).charts
+    assert long.series[0].x == (0, 3, 6, 9, 10, 12, 15, 18, 20)
+    assert long.series[0].y[3:5] == (9, None)
+    assert long.note == (
+        "A mean. Of 3 epochs one is shown here, and the last of every task; the files have all."
+    )
+    assert other == report.charts[1]
 
 
 def _without_scripts(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from page_driver import PageDriver
+from some_found import a_configuration
 from some_reports import (
     BENCHMARKS,
     HOSTILE,
@@ -13,9 +14,12 @@ from some_reports import (
     a_hostile_report,
     a_large_report,
     a_report,
+    a_report_of_some_cells,
 )
 
+from trgp.report.build import build
 from trgp.report.model import Report
+from trgp.results.store import Found
 
 pytest.importorskip("selenium")
 from selenium.webdriver.common.keys import Keys
@@ -163,6 +167,7 @@ def test_a_number_tells_what_repeats_it(opened: Opened) -> None:
     assert "finetune on permuted-digits (paper)" in page.text("#command-title")
     command = "trgp run permuted-digits --method finetune --preset paper --seeds 5"
     assert page.text("#command-text") == command
+    assert page.text("#command-says") == "This command repeats it:"
     assert page.focused().get_attribute("id") == "command-copy"
     page.press(Keys.ENTER)
     page.until(lambda: page.text("#command-copied") != "", "copied")
@@ -174,6 +179,29 @@ def test_a_number_tells_what_repeats_it(opened: Opened) -> None:
     assert not page.one("#command-text").is_displayed()
     page.one("#command-close").click()
     assert not page.one("dialog").is_displayed()
+
+
+def test_what_is_not_run_is_shown_when_asked_for(opened: Opened) -> None:
+    page = opened(a_report_of_some_cells())
+    assert page.column("main", 1) == ["gpm"]
+    assert "1 of 3 rows are shown." in page.text("#tables")
+    assert page.column("other", 3) == ["not run"] * 2  # where there is nothing else
+    assert page.all('[data-key="choice of pnn"]') == []
+    box = '[data-key="main, what is not run"]'
+    page.focus(box)
+    page.press(Keys.SPACE)
+    assert page.column("main", 1) == ["gpm", "trgp", "pnn"]
+    assert page.focused().get_attribute("data-key") == "main, what is not run"
+    page.one('[aria-labelledby="table-main"] tr:nth-child(2) td:nth-child(4) button').click()
+    assert page.text("#command-says") == "This command runs it:"
+    assert page.text("#command-text") == "trgp run x"
+    page.press(Keys.ESCAPE)
+    page.one(box).click()
+    assert page.column("main", 1) == ["gpm"]
+    # Of a benchmark that has nothing else there is no choice to make.
+    page.choose("select[name=benchmark]", BENCHMARKS[1])
+    assert page.column("main", 1) == ["pnn"]
+    assert page.all(box) == []
 
 
 def test_every_control_is_reached_and_seen_by_keyboard(opened: Opened) -> None:
@@ -271,9 +299,35 @@ def test_hostile_names_stay_text(opened: Opened) -> None:
     assert len(page.all("script")) == 4
 
 
+def test_odd_results_are_shown(opened: Opened) -> None:
+    """Hostile names, very long ones, a user's own data, one task, one seed, and nothing held."""
+    one: Any = {"accuracy_matrix": [[0.5]], "selected": [{}], "seeds": 1}
+    found = Found(
+        [
+            a_configuration(HOSTILE, benchmark=HOSTILE, preset=HOSTILE, command=HOSTILE),
+            a_configuration("n" * 300, benchmark="/data/my set.npz", device="d" * 300),
+            a_configuration("gone", benchmark="old", state_bytes=0, ranks={}, **one),
+            a_configuration("gpm", benchmark="my.npz", ranks={HOSTILE: [1, 2, 3]}, seconds=[]),
+            a_configuration("trgp", benchmark="my.npz", selected=[], curves=[]),
+        ],
+        [HOSTILE],
+    )
+    page = opened(build(found))
+    for figure in page.all("figure"):
+        page.js("arguments[0].scrollIntoView({block: 'center'})", figure)
+        page.until(lambda f=figure: bool(f.find_elements("css selector", "svg")))
+    assert HOSTILE in page.text("#summary")
+    assert HOSTILE in page.column("memory", 0)
+    assert page.all("img") == []
+    assert page.driver.title == build(found).title
+    page.driver.set_window_size(500, 800)
+    width = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    page.until(lambda: page.js(width), "no wider than the window")
+
+
 def test_many_runs_are_shown_quickly(opened: Opened) -> None:
     page = opened(a_large_report(500))
-    assert len(page.all("tbody tr")) == 600
+    page.until(lambda: len(page.all("tbody tr")) == 600, "unpacked")
     timing = "const t = performance.timing; return t.domContentLoadedEventEnd - t.navigationStart"
     assert page.js(timing) < 10_000  # milliseconds, on a slow machine
     assert len(page.all("figure svg")) < 20  # the others wait until they come into view

@@ -35,6 +35,17 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert chart.boundaries == ((3.5, "task 1"),)
 
 
+def test_tasks_end_where_they_end_for_all(tmp_path: Path) -> None:
+    """Also where one run is ahead; where some take fewer epochs, nothing is claimed."""
+    a_checkpoint(tmp_path, (3, 1))
+    a_checkpoint(tmp_path, (3, 2, 0), seed=1)
+    (chart,) = curves(read(tmp_path)[0])
+    assert chart.boundaries == ((3.5, "task 1"), (5.5, "task 2"))
+    a_checkpoint(tmp_path, (2, 1), seed=2)
+    (chart,) = curves(read(tmp_path)[0])
+    assert chart.boundaries == ()
+
+
 def test_what_was_saved_last_counts(tmp_path: Path) -> None:
     folder = a_checkpoint(tmp_path, (3,))
     (folder / TASK).rename(folder / EPOCH)

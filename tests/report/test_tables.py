@@ -1,12 +1,15 @@
 """The tables of a report: the right numbers in the right cells, and nothing claimed untested."""
 
+import shlex
 import statistics
+from typing import Any
 
 import pytest
 from some_found import a_configuration, matrix, some_found
 from some_results import a_result, some_results
 
 from trgp.benchmarks import PAPER
+from trgp.cli import run as command_line
 from trgp.methods import METHODS
 from trgp.report.build import build
 from trgp.report.model import Cell, Row, Table
@@ -70,7 +73,7 @@ def test_what_of_the_papers_table_is_not_run_is_said() -> None:
     main = tables(some_found())["main"]
     (owm,) = rows(main, benchmark="pmnist", method="owm")
     assert owm["ACC %"].text == "not run"
-    assert owm["ACC %"].command == "trgp run pmnist --method owm --seeds 5"
+    assert owm["ACC %"].commands == ("trgp run pmnist --method owm --seeds 5",)
     assert owm["paper's ACC"].text == "90.71 ± 0.11"
     papers = {(b, m) for b, methods in PAPER.items() for m in methods if m in METHODS}
     assert {(row.benchmark, row.method) for row in main.rows} >= papers
@@ -170,7 +173,7 @@ def test_superclass_counts_capacity_as_the_paper_and_what_is_kept() -> None:
     assert trgp["held beside the network"].text == "5.0 MiB"
     (pnn,) = rows(table, method="pnn")
     assert pnn["ACC %"].text == "not run"
-    assert pnn["ACC %"].command is None
+    assert (pnn["ACC %"].commands, pnn["ACC %"].note) == ((), "this package has no such method")
     assert "Bases" in table.note
 
 
@@ -238,6 +241,25 @@ def test_time_is_relative_to_gpm_on_the_same_device() -> None:
     assert trgp["evaluation"].value == 300
 
 
+def test_runs_at_once_are_on_the_same_device() -> None:
+    """Their times are shares of the device's, which are compared as they are."""
+    configurations = [
+        a_configuration("gpm", device="cuda (NVIDIA H200), 5 runs at once"),
+        a_configuration("trgp", device="cuda (NVIDIA H200), 3 runs at once"),
+        a_configuration("ewc", device="cuda (NVIDIA H200)"),
+        a_configuration("er", device="cuda (NVIDIA H100), 5 runs at once"),
+    ]
+    report = build(Found(configurations, []))
+    table = tables(Found(configurations, []))["time"]
+    relative = [
+        rows(table, method=m)[0]["in multiples of GPM's"].text for m in ("trgp", "ewc", "er")
+    ]
+    assert relative == ["1.00", "1.00", "–"]
+    assert rows(table, method="gpm")[0]["device"].text == "cuda (NVIDIA H200), 5 runs at once"
+    assert "its share of the device's" in table.note
+    assert report.summary[1].endswith("on cuda (NVIDIA H100); cuda (NVIDIA H200).")
+
+
 def test_memory_in_bytes_and_copies() -> None:
     (row,) = rows(tables(some_found())["memory"], method="single")
     assert row["network"].text == "2.0 MiB"
@@ -291,22 +313,85 @@ def test_nothing_at_all() -> None:
 def test_one_command_repeats_all_seeds() -> None:
     (gpm,) = rows(tables(some_found())["main"], benchmark="split-cifar100", method="gpm")
     expected = "trgp run split-cifar100 --method gpm --device cpu --seeds 3"
-    assert gpm["ACC %"].command == expected
+    assert gpm["ACC %"].commands == (expected,)
 
 
 @pytest.mark.parametrize(
-    ("typed", "command"),
+    ("typed", "commands"),
     [
-        ({1: "trgp run x --seed 1", 7: "trgp run x --seed=7"}, "trgp run x --seeds 1,7"),
-        ({0: "trgp run x --seeds 2", 1: "trgp run x --seeds 2"}, "trgp run x --seeds 2"),
-        ({0: "trgp run x", 1: "trgp run x --seed 1"}, "trgp run x --seeds 2"),
-        ({0: "trgp run x", 1: "trgp run x --lr 1"}, "trgp run x; trgp run x --lr 1"),
-        ({0: "f('a", 1: "g()"}, "f('a; g()"),
+        ({1: "trgp run x --seed 1", 7: "trgp run x --seed=7"}, ["trgp run x --seeds 1,7"]),
+        ({0: "trgp run x --seeds 2", 1: "trgp run x --seeds 2"}, ["trgp run x --seeds 2"]),
+        ({0: "trgp run x", 1: "trgp run x --seed 1"}, ["trgp run x --seeds 2"]),
+        ({0: "trgp run x", 1: "trgp run x --lr 1"}, ["trgp run x", "trgp run x --lr 1"]),
+        ({0: "f('a", 1: "g()"}, ["f('a", "g()"]),
     ],
 )
-def test_commands_are_put_together(typed: dict[int, str], command: str) -> None:
+def test_commands_are_put_together(typed: dict[int, str], commands: list[str]) -> None:
     runs = tuple(
         a_result(seed, command=text, accuracy_matrix=matrix()) for seed, text in typed.items()
     )
     (row,) = rows(tables(Found([Results(runs)], []))["memory"])
-    assert row["held beside it"].command == command
+    assert row["held beside it"].commands == tuple(commands)
+
+
+PUBLISHED = ("paper's ACC", "paper's BWT", "paper's capacity %", "paper's")
+
+
+def test_every_number_of_runs_says_what_repeats_it() -> None:
+    for table in tables(some_found()).values():
+        for row in table.rows:
+            by_column = cells(table, row)
+            for column, cell in by_column.items():
+                if cell.text == "not run":
+                    assert cell.commands or "no such method" in cell.note
+                elif cell.value is not None and column not in PUBLISHED:
+                    assert cell.commands, (table.name, column)
+                else:
+                    assert not cell.commands, (table.name, column)
+
+
+def test_a_difference_is_repeated_by_both_commands() -> None:
+    made = tables(some_found())
+    run = "trgp run split-cifar100 --method {} --device cpu --seeds 3"
+    both = tuple(run.format(method) for method in ("gpm", "trgp"))
+    (trgp,) = rows(made["transfer-split-cifar100-3-tasks"], method="trgp", preset="paper")
+    assert trgp["task 1"].commands == both[1:]
+    assert trgp["gain over GPM"].commands == trgp["p"].commands == both
+    (time,) = rows(made["time"], method="trgp", benchmark="split-cifar100", preset="paper")
+    assert time["in multiples of GPM's"].commands == both
+
+
+def test_what_is_not_run_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the very settings that its row is of."""
+    asked: list[Any] = []
+    monkeypatch.setattr(command_line, "learn", lambda *given: asked.append(given))
+    made = tables(some_found())
+    lacking = [
+        ("official" if "official" in column + row.preset else "paper", cell.commands[0])
+        for name in ("quirks", "ablation")
+        for row in made[name].rows
+        for column, cell in cells(made[name], row).items()
+        if cell.text == "not run" and row.benchmark == "split-cifar100"
+    ]
+    for preset, command in lacking:
+        command_line.main(shlex.split(command)[2:])
+        _, running, changes, _ = asked[-1]
+        assert (running.method, running.preset, running.seeds) == ("trgp", preset, "5")
+        assert len(changes) <= 1
+    changed = [changes for _, _, changes, _ in asked]
+    assert {"epsilon": 0.7} in changed
+    assert {"top_k": 1} in changed
+    assert {"first_layer_gate": False} in changed  # of the preset official
+    assert {"images_per_layer": ()} in changed
+
+
+def test_rows_that_are_not_run_are_known_by_it() -> None:
+    """And tables of nothing else come last."""
+    made = tables(some_found())
+    for row in made["main"].rows:
+        assert row.not_run == (cells(made["main"], row)["ACC %"].text == "not run")
+    for row in made["quirks"].rows:
+        seeds = [cell.value for name, cell in cells(made["quirks"], row).items() if "seeds" in name]
+        assert row.not_run == (seeds == [None, None])
+    small = Found([a_configuration("gpm", benchmark="split-digits")], [])
+    assert list(tables(small))[-2:] == ["superclass", "ablation"]

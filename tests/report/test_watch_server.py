@@ -152,6 +152,17 @@ def test_a_run_without_news_is_said_to_wait(
     assert run["saved"].startswith("10 min")
 
 
+def test_of_runs_at_once_each_has_a_share_of_the_time(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an epoch of one takes as long as one of all of them."""
+    for seed in range(200):
+        a_checkpoint(tmp_path, (1,), seed=seed)
+    now = live.time.time()
+    monkeypatch.setattr(live.time, "time", lambda: now + 600)
+    assert not any(run["waiting"] for run in told(server, "/progress.json")["runs"])
+
+
 def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
     port = server.server_address[1]
     with pytest.raises(InputError, match=rf"^Port {port} is taken; give another --port, .*\.$"):

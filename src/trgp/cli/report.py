@@ -68,9 +68,9 @@ def _drawing() -> Draw | None:
     """What draws figures, if it is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
-    from ..report.draw import drawn
+    from ..report.drawing import all_drawn
 
-    return drawn
+    return all_drawn
 
 
 def _bar() -> Progress:

@@ -1,15 +1,14 @@
 """A run that can be killed at any moment: what is finished lies on the disk, whole.
 
-`task.safetensors` is written when a task begins and holds everything; `epoch.safetensors` is
-written after epochs and holds what they change, as often as takes a twentieth of the time, and when
-the run is interrupted. The second belongs to the first only if it names the same task: one left
-from the task before is ignored.
+`task.safetensors` is of the beginning of a task and holds everything; `epoch.safetensors` is of an
+epoch and holds what epochs change. Both are written as often as takes a twentieth of the time, and
+when the run is interrupted: what was not is learnt again. The second belongs to the first only if
+it names the same task: one left from the task before is ignored.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from .errors import RunError
 from .schedule import Schedule
 
 FORMAT = 1
-SPARE = 19  # of twenty parts of the time; one is for writing after epochs
+SPARE = 19  # of twenty parts of the time; one is for writing
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
 Content = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -61,32 +60,37 @@ class Checkpoints:
         self._epoch_file = folder / EPOCH
         self._run = dict(run)
         self._device = device
-        self._due = 0.0  # when an epoch is written next
-        self._left: Callable[[], object] | None = None  # what would write the last epoch
+        self._due = 0.0  # when something is written next
+        self._left: dict[Path, Content] = {}  # what is not written yet, a task's beginning first
         for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
             draft.unlink()  # of a writer that was killed
 
-    def save_task(self, position: Position) -> Position:
-        """At the beginning of a task; the position to go on from."""
-        self._left = None
-        self._save(self._task_file, self._content(_settled(position), position.state))
+    def save_task(self, position: Position, company: int = 1) -> Position:
+        """At the beginning of a task; the position to go on from.
+
+        company: how many runs share the time that writing may take.
+        """
+        self._left = {self._task_file: self._content(_settled(position), position.state)}
+        self._write(company)
         return position
 
-    def save_epoch(self, position: Position, moving: Mapping[str, Any]) -> None:
+    def save_epoch(self, position: Position, moving: Mapping[str, Any], company: int = 1) -> None:
         """After an epoch, in which only the parameters and `moving` have changed."""
-        content = self._content(_settled(position), moving)
-        self._left = partial(self._save, self._epoch_file, content)
-        if time.monotonic() >= self._due:
-            self.catch_up()
+        self._left[self._epoch_file] = self._content(_settled(position), moving)
+        self._write(company)
 
     def catch_up(self) -> None:
-        """Write the last epoch, if it is not written yet."""
-        if self._left is not None:
-            start = time.monotonic()
-            self._left()
-            self._left = None
+        """Write what is not written yet."""
+        for path in list(self._left):
+            self._save(path, self._left[path])
+            del self._left[path]
+
+    def _write(self, company: int) -> None:
+        start = time.monotonic()
+        if start >= self._due:
+            self.catch_up()
             now = time.monotonic()
-            self._due = now + SPARE * (now - start)
+            self._due = now + SPARE * company * (now - start)
 
     def load(self) -> Position | None:
         """Where the run was interrupted, or None where it has not begun."""

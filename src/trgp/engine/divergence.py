@@ -28,6 +28,17 @@ class DivergenceError(RunError):
         )
         self.task, self.epoch, self.step, self.layer = task, epoch, step, layer
 
+    @classmethod
+    def unlocated(cls, task: int, epoch: int) -> "DivergenceError":
+        """One that cannot be found again step by step, where sums round differently."""
+        error = cls(task, epoch, 0, "", "")
+        error.args = (
+            f"The training diverged in task {task + 1}, epoch {epoch + 1}: its loss is beyond all "
+            "bounds or no number, though no step is when they are repeated one by one. Try a "
+            "smaller --lr, and see that the validation samples are finite.",
+        )
+        return error
+
     def add_seed(self, seed: int) -> None:
         self.args = (f"Seed {seed}: {self.args[0]}",)
 

@@ -44,6 +44,12 @@ class Asked:
         config = self.config
         return config.benchmark, config.method, replace(config.training, lr=1.0), config.data
 
+    @property
+    def tasks(self) -> tuple[object, ...]:
+        """What says which samples it learns."""
+        config = self.config
+        return config.benchmark, config.data, config.data_source, self.seed
+
 
 @dataclass(frozen=True)
 class _Bound:
@@ -77,7 +83,13 @@ def learn(
         # Counted with those that are finished: a stack stays as wide as it began.
         widths = Counter(run.family for run in asked)
         with bad_input():
-            bound = [_bound(run, device, widths[run.family] if captured else 1) for run in new]
+            tasks: dict[object, Benchmark] = {}  # which runs from the same seed share
+            bound = []
+            for run in new:
+                if run.tasks not in tasks:
+                    tasks[run.tasks] = run.load(run.seed, device)
+                width = widths[run.family] if captured else 1
+                bound.append(_bound(run, tasks[run.tasks], device, width))
         for folder in aside:
             _set_aside(folder)
         for run in new:
@@ -115,10 +127,9 @@ def learn(
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
 
 
-def _bound(run: Asked, device: torch.device, alike: int) -> _Bound:
+def _bound(run: Asked, benchmark: Benchmark, device: torch.device, alike: int) -> _Bound:
     """The method on its network, after all that can be checked before anything is written."""
     config = run.config
-    benchmark = run.load(run.seed, device)
     if config.method.about.several_heads and not benchmark.separate_heads:
         raise ValueError(
             f"{config.method_name} needs a head for every task, but all tasks of "

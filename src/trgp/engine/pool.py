@@ -3,53 +3,92 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
+import traceback
+import warnings
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .errors import InputError, RunError
+from .events import Event, Observer, nobody
 from .run import run
 
 Job = dict[str, Any]
 """The arguments of `run`."""
 
+PATIENCE = 10.0  # seconds that runs have to save what is finished
+
+
+class CrashError(Exception):
+    """A run broke down in a way that nobody foresaw, which its note shows."""
+
+
+class Answer(NamedTuple):
+    """How a job ended."""
+
+    failure: tuple[type[Exception], tuple[Any, ...], dict[str, Any]] | None = None
+    """The class of an error, its arguments and its attributes: not all classes can be pickled."""
+    usable: bool = True
+    """Whether the process can go on."""
+
+    @property
+    def error(self) -> Exception | None:
+        if self.failure is None:
+            return None
+        kind, args, values = self.failure
+        error = kind.__new__(kind, *args)
+        vars(error).update(values)
+        return error
+
+    @classmethod
+    def of(cls, error: Exception, usable: bool = True) -> "Answer":
+        return cls((type(error), error.args, vars(error)), usable)
+
 
 class Worker:
     """A process that does one job after another; making it is dear, importing torch alone."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork has neither CUDA nor threads
+    def __init__(self, start: str) -> None:
+        """start: as a new program (spawn) or as a copy of this one (fork)."""
+        context: Any = multiprocessing.get_context(start)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        if start == "spawn":
+            resource_tracker.ensure_running()  # which unblocks signals when it is started
         # Blocked signals stay so in the new process: Ctrl-C, which a terminal sends to all, is for
         # the one that has them to end.
-        resource_tracker.ensure_running()  # which unblocks them when it is started
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            self.process.start()
+            with warnings.catch_warnings():
+                # That a copy lacks this program's other threads, none of which it needs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the process is the end of the pipe
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: Job, tells: bool) -> None:
+        """tells: whether it is to say what happens, before its answer."""
         with suppress(OSError):  # of one that has died: its answer says so
-            self.pipe.send(job)
+            self.pipe.send((job, tells))
 
-    def answer(self) -> tuple[str | None, bool]:
-        """What is wrong with the job, None if nothing, and whether the process can go on."""
+    def said(self) -> Event | Answer:
+        """What has happened to the job."""
         try:
-            failure, usable = self.pipe.recv()
-            return failure, usable
+            message: Event | Answer = self.pipe.recv()
+            return message
         except (EOFError, OSError):
             self.process.join()
-            return _died(self.process.exitcode), False
+            return Answer.of(RunError(_died(self.process.exitcode)), usable=False)
 
     def end(self) -> None:
         """At once: whatever a run has saved is whole."""
@@ -61,27 +100,44 @@ class Worker:
 def in_processes(jobs: Sequence[Job], count: int) -> Generator[tuple[int, str | None]]:
     """Do the jobs, so many at a time: the place of each when it ends, and what went wrong.
 
-    Closed early, it ends all processes.
+    Closed early, it ends all processes, whose runs save what is finished.
     """
+    with closing(watched(jobs, count)) as ends:
+        for place, error in ends:
+            yield place, None if error is None else str(error)
+
+
+def watched(
+    jobs: Sequence[Job], count: int, observer: Observer = nobody, start: str = "spawn"
+) -> Generator[tuple[int, Exception | None]]:
+    """The same with the errors themselves; the observer is told here what happens there."""
     waiting = deque(range(len(jobs)))
     idle: list[Worker] = []
     busy: dict[Any, tuple[Worker, int]] = {}
     try:
         while waiting or busy:
             while waiting and len(busy) < count:
-                worker = idle.pop() if idle else Worker()
+                worker = idle.pop() if idle else Worker(start)
                 place = waiting.popleft()
                 busy[worker.pipe] = worker, place
-                worker.begin(jobs[place])
+                worker.begin(jobs[place], observer is not nobody)
             for pipe in wait(list(busy)):
                 worker, place = busy[pipe]
-                failure, usable = worker.answer()
+                said = worker.said()
+                if not isinstance(said, Answer):
+                    observer(said)
+                    continue
                 del busy[pipe]
-                if usable:
+                if said.usable:
                     idle.append(worker)
                 else:
                     worker.end()
-                yield place, failure
+                yield place, said.error
+    except BaseException as error:
+        # Whoever presses Ctrl-C wants to know of an epoch that is finished by it, in the log, say.
+        heard = observer if isinstance(error, KeyboardInterrupt) else nobody
+        _let_save([worker for worker, _ in busy.values()], heard)
+        raise
     finally:
         for worker in [*idle, *(worker for worker, _ in busy.values())]:
             worker.end()
@@ -90,6 +146,11 @@ def in_processes(jobs: Sequence[Job], count: int) -> Generator[tuple[int, str | 
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quickest_start() -> str:
+    """A copy of this program works at once, but not with CUDA, and is safe on Linux alone."""
+    return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
 
 
 def forget_peak() -> None:
@@ -102,24 +163,56 @@ def forget_peak() -> None:
             torch.cuda.reset_peak_memory_stats(device)
 
 
+def _let_save(workers: Iterable[Worker], observer: Observer) -> None:
+    """Interrupt the runs, and wait until they have saved what is finished."""
+    deadline = time.monotonic() + PATIENCE
+    busy = {worker.pipe: worker for worker in workers}
+    for worker in busy.values():
+        worker.process.terminate()
+    while busy and (ready := wait(list(busy), max(0.0, deadline - time.monotonic()))):
+        for pipe in ready:
+            said = busy[pipe].said()
+            if isinstance(said, Answer):
+                del busy[pipe]
+            else:
+                observer(said)
+
+
 def _work(pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # there are other processes for the other cores
-    usable = True
-    while usable:
+    answer = Answer()
+    while answer.usable:
         try:
-            job = pipe.recv()
+            job, tells = pipe.recv()
         except EOFError:
             return
-        failure = None
-        try:
-            forget_peak()
-            run(**job)
-        except (InputError, RunError) as error:
-            failure = str(error)
-        except Exception as error:
-            failure, usable = f"{type(error).__name__}: {error}", False  # a GPU may be in disorder
-        pipe.send((failure, usable))
+        answer = _done(job, pipe.send if tells else nobody)
+        pipe.send(answer)
+
+
+def _done(job: Job, observer: Observer) -> Answer:
+    """Do a job; SIGTERM is to it what Ctrl-C is to a run in the foreground."""
+    try:
+        signal.signal(signal.SIGTERM, _interrupt)
+        forget_peak()
+        run(**job, observer=observer)
+    except (InputError, RunError) as error:
+        return Answer.of(error)
+    except KeyboardInterrupt:
+        return Answer.of(RunError("Its process was told to end; every finished epoch is saved."))
+    except Exception as error:
+        crash = CrashError(f"{type(error).__name__}: {error}")
+        crash.add_note(traceback.format_exc().rstrip())
+        return Answer.of(crash, usable=False)  # a GPU may be in disorder
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return Answer()
+
+
+def _interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the saving
+    raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:

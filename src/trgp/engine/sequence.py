@@ -113,7 +113,7 @@ class Sequencer:
             params, state = self.method.begin_task(self._context(position))
         position.params, position.state = params, state
         position.schedule = self._schedule()
-        return self._checkpoints.save_task(position)
+        return self._checkpoints.save_task(position, self.company)
 
     def _epoch(self, position: Position) -> Turns:
         method, training, schedule = self.method, self._training, position.schedule
@@ -164,7 +164,7 @@ class Sequencer:
         position.record.peak_memory_bytes = max(
             position.record.peak_memory_bytes, peak_memory(self.network.device)
         )
-        self._checkpoints.save_epoch(position, moving)
+        self._checkpoints.save_epoch(position, moving, self.company)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
 
     def _trained(self, position: Position) -> list[str]:

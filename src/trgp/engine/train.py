@@ -12,7 +12,6 @@ from ..methods.base import Batch, Method, Params
 from ..tree import State
 from .batches import Cut, Part, cuts, epoch_batches, rows_of
 from .divergence import DivergenceError, locate
-from .errors import RunError
 from .gradients import loss_and_gradients
 
 
@@ -127,15 +126,11 @@ def check_moving(method: Method, changes: Collection[str]) -> None:
         )
 
 
-def diverged(method: Method, work: Work) -> RunError:
+def diverged(method: Method, work: Work) -> DivergenceError:
     """What to say of an epoch that went wrong, given what it began with."""
     params, state, epoch = work
     factored = method.factored(state, epoch.batch_size)
     found = locate(method, params, state, epoch.batches(method), epoch.lr, epoch.trained, factored)
     if found is not None:
         return DivergenceError(epoch.task, epoch.number, *found)
-    return RunError(
-        f"The validation loss of task {epoch.task + 1}, epoch {epoch.number + 1} is beyond all "
-        "bounds or no number, though every step of the training is sound; see that the validation "
-        "samples are finite."
-    )
+    return DivergenceError.unlocated(epoch.task, epoch.number)

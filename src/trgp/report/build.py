@@ -7,6 +7,7 @@ from dataclasses import replace
 from .. import __version__
 from ..results.store import Found
 from .charts import charts
+from .devices import device_of
 from .groups import by_benchmark
 from .model import Chart, Report
 from .naming import clean
@@ -37,7 +38,7 @@ def _summary(found: Found) -> Iterator[str]:
         + (f" ({clean(', '.join(benchmarks))})." if benchmarks else ".")
     )
     torch = sorted({run.versions.get("torch", "unknown") for run in runs})
-    devices = sorted({run.device for run in runs})
+    devices = sorted({device_of(run) for run in runs})
     if runs:
         yield clean(f"Run with torch {', '.join(torch)} on {'; '.join(devices)}.")
     yield f"Made by trgp {__version__} from stored results alone; nothing was trained for it."

@@ -1,19 +1,19 @@
 """Entries of tables: figures over seeds, differences, bytes and times."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..results.layout import NONE, chance, duration, points, size, spread
 from ..results.metrics import Spread
 from ..results.render import preset_of
 from ..results.result import Result, Results
-from .commands import command_of
+from .commands import command_for, commands_of
 from .model import Cell, Mark, Row
 from .naming import clean
-from .paired_marks import Difference
+from .paired_marks import Measure, Verdict, difference
 
-NOT_RUN = "not run"
 EMPTY = Cell(NONE)
 
 
@@ -53,9 +53,10 @@ def beside(here: float | None, paper: float | None, note: str = "") -> Cell:
     return Cell(points(gap, "+"), 100 * gap, note=note)
 
 
-def gap_and_p(gap: Difference | None) -> tuple[Cell, Cell]:
+def gap_and_p(before: Results | None, after: Results, measure: Measure) -> tuple[Cell, Cell]:
     """A difference between two configurations, and its p-value."""
-    if gap is None:
+    gap = None if before is None else difference(before, after, measure)
+    if before is None or gap is None:
         return EMPTY, EMPTY
     if gap.seeds == 1:
         note = "one seed in common: no test"
@@ -63,10 +64,16 @@ def gap_and_p(gap: Difference | None) -> tuple[Cell, Cell]:
         note = f"equal in all {gap.seeds} seeds"
     else:
         note = f"over {gap.seeds} seeds in common"
-    return Cell(points(gap.mean, "+"), 100 * gap.mean, note=note), p(gap.p, note)
+    both = repeated_by(before, after)
+    return both(Cell(points(gap.mean, "+"), 100 * gap.mean, note=note)), both(_p(gap.p, note))
 
 
-def p(value: float | None, note: str = "") -> Cell:
+def p_against_best(results: Results, verdict: Verdict) -> Cell:
+    cell = _p(verdict.p, verdict.note)
+    return cell if verdict.best is None else repeated_by(verdict.best, results)(cell)
+
+
+def _p(value: float | None, note: str) -> Cell:
     return Cell(chance(value), value, note=note)
 
 
@@ -78,9 +85,17 @@ def lasting(seconds: float) -> Cell:
     return Cell(f"{seconds:.2f} s" if seconds < 10 else duration(seconds), seconds)
 
 
-def repeated(cell: Cell, results: Results) -> Cell:
-    """With the command that repeats it."""
-    return replace(cell, command=command_of(results))
+def repeated_by(*several: Results) -> Callable[[Cell], Cell]:
+    """Gives a number what repeats it, where it comes from these; a dash stays as it is."""
+    commands = commands_of(*several)
+    return lambda cell: cell if cell.value is None else replace(cell, commands=commands)
+
+
+def not_run(
+    benchmark: str, method: str, preset: str = "paper", changes: Mapping[str, Any] | None = None
+) -> Cell:
+    """In place of a number, with what runs it."""
+    return Cell("not run", commands=(command_for(benchmark, method, preset, changes),))
 
 
 def mean(results: Results, measure: Callable[[Result], float]) -> float:
@@ -89,6 +104,10 @@ def mean(results: Results, measure: Callable[[Result], float]) -> float:
 
 def preset(run: Result) -> Cell:
     return text(preset_of(run))
+
+
+def seeds(results: Results) -> Cell:
+    return Cell(str(len(results)), len(results))
 
 
 def row(run: Result, *cells: Cell) -> Row:

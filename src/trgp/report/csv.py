@@ -1,13 +1,16 @@
-"""Tables as CSV: what is read, and beside it the numbers in full and the marks."""
+"""Tables as CSV: what is read, beside it the numbers in full and the marks, and the commands."""
 
 import csv
 import io
 
-from .model import Table
+from .model import Row, Table
 
 
 def table_csv(table: Table) -> str:
-    """A column of numbers is followed by one with all their digits, one of marks by the marks."""
+    """A column of numbers is followed by one with all their digits, one of marks by the marks.
+
+    The last column has what repeats a row's numbers, or runs them.
+    """
     columns = [[row.cells[i] for row in table.rows] for i in range(len(table.columns))]
     header: list[str] = []
     written: list[list[str]] = []
@@ -20,9 +23,12 @@ def table_csv(table: Table) -> str:
         if any(cell.mark for cell in cells):
             header.append(f"{name} (mark)")
             written.append([cell.mark for cell in cells])
-        if any(cell.command for cell in cells):
-            header.append(f"{name} (command)")
-            written.append([cell.command or "" for cell in cells])
+    header.append("commands")
+    written.append(["; ".join(_commands(row)) for row in table.rows])
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([header, *zip(*written, strict=True)])
     return out.getvalue()
+
+
+def _commands(row: Row) -> list[str]:
+    return list(dict.fromkeys(command for cell in row.cells for command in cell.commands))

@@ -3,10 +3,12 @@
 import io
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from .checksum import checksum
@@ -37,10 +39,10 @@ def drawn(chart: Chart) -> dict[str, bytes]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = _figure(chart)
         about = {"Date": None, "Creator": None, "Identifier": checksum(chart)}
-        return {
-            "svg": _saved(figure, "svg", about),
-            "png": _saved(figure, "png", {"Software": None}),
-        }
+        # By the canvases themselves: savefig would draw everything twice.
+        svg = _written(FigureCanvasSVG(figure).print_svg, about)
+        figure.dpi = DPI
+        return {"svg": svg, "png": _written(FigureCanvasAgg(figure).print_png, {"Software": None})}
 
 
 def _figure(chart: Chart) -> Figure:
@@ -62,7 +64,7 @@ def _figure(chart: Chart) -> Figure:
     return figure
 
 
-def _saved(figure: Figure, kind: str, about: Mapping[str, str | None]) -> bytes:
+def _written(write: Callable[..., None], about: Mapping[str, str | None]) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format=kind, dpi=DPI, metadata=about)
+    write(out, metadata=about)
     return out.getvalue()

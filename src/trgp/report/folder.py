@@ -7,7 +7,7 @@ it replaces those, takes away figures that are no longer made, and touches nothi
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..files import whole, write_text
@@ -27,7 +27,8 @@ TABLES: Mapping[str, Callable[[Table], str]] = {
 }
 FIGURES = ("svg", "png")
 _OWN = re.compile(rf"{PAGE}|(tables|figures)/[a-z0-9][a-z0-9._-]*")
-Draw = Callable[[Chart], Mapping[str, bytes]]
+Draw = Callable[[Sequence[Chart]], Iterable[Mapping[str, bytes]]]
+"""Every figure's files by their endings, in the order of the charts."""
 
 
 def check(out: str | os.PathLike[str]) -> None:
@@ -60,8 +61,8 @@ def write(
             write_text(folder / "tables" / f"{table.name}.{end}", written(table))
     write_text(folder / PAGE, page)
     if draw is not None:
-        for chart in report.charts:
-            for end, content in draw(chart).items():
+        for chart, files in zip(report.charts, draw(report.charts), strict=True):
+            for end, content in files.items():
                 with whole(folder / "figures" / f"{chart.name}.{end}") as draft:
                     draft.write_bytes(content)
             yield chart

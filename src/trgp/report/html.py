@@ -37,6 +37,6 @@ def _row(row: Row) -> str:
 
 def _cell(cell: Cell) -> str:
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-    told = " | ".join(filter(None, (cell.note, cell.command)))
+    told = " | ".join(filter(None, (cell.note, *cell.commands)))
     title = f' title="{escape(told)}"' if told else ""
     return f"<td{value}{title}>{MARKS[cell.mark].format(escape(cell.text))}</td>"

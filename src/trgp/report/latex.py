@@ -1,6 +1,7 @@
 """Tables in LaTeX, for the package booktabs: the best in bold, what is near it underlined."""
 
 import re
+import textwrap
 
 from .model import Cell, Table
 
@@ -12,44 +13,56 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': r"\char34{}",  # which every encoding of fonts has
+    "`": r"\textasciigrave{}",
     "±": r"$\pm$",
     "–": "--",
     "…": r"\ldots{}",
     **{character: "\\" + character for character in "&%$#_{}"},
 }
 _SPECIAL = re.compile("[" + re.escape("".join(SPECIAL)) + "]")
+FIT = "max width=\\linewidth, max totalheight=0.8\\textheight, keepaspectratio"
+
+NARROW = 9  # letters of a heading in a line
 
 
 def table_latex(table: Table) -> str:
-    """A floating table with its title as caption; a rule between benchmarks."""
-    numbers = [
-        any(row.cells[i].value is not None for row in table.rows) for i in range(len(table.columns))
-    ]
+    """A floating table with its title as caption, no larger than a page; rules part benchmarks."""
+    numbers = table.numeric
     lines = [
-        "% needs \\usepackage{booktabs}",
+        "% needs \\usepackage{adjustbox, booktabs}",
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{escaped(table.title)}}}",
         f"\\label{{tab:{table.name}}}",
+        f"\\begin{{adjustbox}}{{{FIT}}}",
         f"\\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numbers)}}}",
         "\\toprule",
-        _line([escaped(name) for name in table.columns]),
+        _line([_heading(*each) for each in zip(table.columns, numbers, strict=True)]),
         "\\midrule",
     ]
     for before, row in zip((None, *table.rows), table.rows, strict=False):
         if before is not None and before.benchmark != row.benchmark:
             lines.append("\\midrule")
         lines.append(_line([_written(cell) for cell in row.cells]))
-    lines += ["\\bottomrule", "\\end{tabular}"]
+    lines += ["\\bottomrule", "\\end{tabular}", "\\end{adjustbox}"]
     if table.note:
-        lines += ["", "\\smallskip", f"\\footnotesize {escaped(table.note)}"]
+        lines += ["", "\\smallskip", f"{{\\footnotesize\\raggedright {escaped(table.note)}\\par}}"]
     return "\n".join([*lines, "\\end{table}", ""])
 
 
 def escaped(text: str) -> str:
     """A text that LaTeX prints as it is."""
     return _SPECIAL.sub(lambda found: SPECIAL[found[0]], text)
+
+
+def _heading(name: str, number: bool) -> str:
+    """Long ones on several lines, since the widest decides how small the table must be."""
+    lines = [escaped(line) for line in textwrap.wrap(name, NARROW)]
+    if len(lines) <= 1:
+        return escaped(name)
+    side, stacked = "r" if number else "l", r" \\ ".join(lines)
+    return f"\\shortstack[{side}]{{{stacked}}}"
 
 
 def _written(cell: Cell) -> str:
@@ -59,4 +72,6 @@ def _written(cell: Cell) -> str:
 
 
 def _line(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    line = " & ".join(cells) + r" \\"
+    # After the end of a line these would be an argument of it.
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line

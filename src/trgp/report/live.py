@@ -7,8 +7,9 @@ from threading import Lock
 
 from ..results import layout, store
 from .build import build
+from .data import as_json, report_json
 from .model import Report
-from .page import as_json, page
+from .page import page
 from .progress import Progress, Reader, curves, run_folders, stamp
 
 PATIENCE = 5  # epochs without news, after which a run is said to wait
@@ -32,7 +33,7 @@ class Folder:
             # Before the results are read: one that comes meanwhile makes another version.
             version = _version(run_folders(self._out))
             if version != self._built[0]:
-                self._built = version, as_json(build(store.find(self._out)))
+                self._built = version, report_json(build(store.find(self._out)))
             return self._built[1]
 
     def progress(self) -> str:
@@ -43,7 +44,7 @@ class Folder:
         return as_json(
             {
                 "report": _version(folders),
-                "runs": [_told(run, time.time()) for run in runs],
+                "runs": [_told(run, time.time(), len(runs)) for run in runs],
                 "charts": curves(runs),
                 "problems": problems,
             }
@@ -57,8 +58,8 @@ def _version(folders: list[str]) -> str:
     return hashlib.sha256(repr(stamped).encode(errors="surrogatepass")).hexdigest()
 
 
-def _told(run: Progress, now: float) -> dict[str, object]:
-    """A row about a run."""
+def _told(run: Progress, now: float, company: int) -> dict[str, object]:
+    """A row about a run, one of so many that go on."""
     age = max(0.0, now - run.saved)
     return {
         "benchmark": run.benchmark,
@@ -72,5 +73,6 @@ def _told(run: Progress, now: float) -> dict[str, object]:
         "epochs": run.epochs,
         "time": layout.duration(run.seconds),
         "saved": f"{layout.duration(age)} ago" if age >= NOW else "just now",
-        "waiting": age > max(LEAST, PATIENCE * run.epoch_seconds),
+        # Of runs at once every one counts its share of the time alone.
+        "waiting": age > max(LEAST, PATIENCE * run.epoch_seconds * company),
     }

@@ -21,10 +21,7 @@ def table_markdown(table: Table) -> str:
 
 def rows_markdown(table: Table) -> str:
     """The rows alone, columns of numbers to the right."""
-    numbers = (
-        any(row.cells[i].value is not None for row in table.rows) for i in range(len(table.columns))
-    )
-    ruler = ["---:" if number else "---" for number in numbers]
+    ruler = ["---:" if number else "---" for number in table.numeric]
     lines = [[escaped(name) for name in table.columns], ruler]
     lines += [[_written(cell) for cell in row.cells] for row in table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

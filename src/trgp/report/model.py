@@ -7,6 +7,8 @@ and the mouse. Accuracies are in per cent here, and tasks are counted from 1.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..results.layout import NONE
+
 Mark = Literal["", "best", "near"]
 Kind = Literal["bars", "lines", "heat", "grid", "stacked", "points"]
 
@@ -21,8 +23,8 @@ class Cell:
     """What rows are sorted by, where that is a number."""
     mark: Mark = ""
     """best of its group, or near: not told from the best by a paired test over seeds."""
-    command: str | None = None
-    """What repeats the number."""
+    commands: tuple[str, ...] = ()
+    """What repeats the number, or what would run it."""
     note: str = ""
     """What is worth knowing beside it, such as a p-value."""
 
@@ -35,6 +37,8 @@ class Row:
     benchmark: str = ""
     method: str = ""
     preset: str = ""
+    not_run: bool = False
+    """Whether it says what others have, and that there is no result to stand beside it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,16 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     note: str = ""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers, or nothing but dashes in the place of some."""
+        columns = [[row.cells[i] for row in self.rows] for i in range(len(self.columns))]
+        return [
+            any(cell.value is not None for cell in column)
+            or all(cell.text in ("", NONE) for cell in column)
+            for column in columns
+        ]
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Chart:
 
     bars, lines, stacked (bars on each other) and points read every series by x and y. A heat is
     one row a series, by its name, with y as the values along x. A grid is a heat whose cells are
-    short texts, in `texts`, by series.
+    short texts, in `texts`, by series, the darker the larger the value.
     """
 
     name: str
@@ -84,6 +98,8 @@ class Chart:
     method: str = ""
     """Of a chart of one method alone; else its series have methods."""
     preset: str = ""
+    z_label: str = ""
+    """What the values of a heat or a grid are."""
     texts: tuple[tuple[str, ...], ...] = ()
     boundaries: tuple[tuple[float, str], ...] = ()
     """Places on the x axis where something ends, with its name, such as a task."""

@@ -27,6 +27,8 @@ class Verdict(NamedTuple):
     mark: Mark
     p: float | None
     note: str
+    best: Results | None = None
+    """What p is against."""
 
 
 def difference(before: Results, after: Results, measure: Measure) -> Difference | None:
@@ -71,7 +73,7 @@ def _verdict(best: Results, other: Results, measure: Measure, is_best: bool) -> 
     if gap.p is None:
         return Verdict("near", None, f"equal to the best in all {gap.seeds} seeds")
     note = f"p = {gap.p:.2g} against the best over {gap.seeds} seeds"
-    return Verdict("near" if gap.p >= LEVEL else "", gap.p, note)
+    return Verdict("near" if gap.p >= LEVEL else "", gap.p, note, best)
 
 
 def _mean(results: Results, measure: Measure) -> float | None:

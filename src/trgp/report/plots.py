@@ -132,7 +132,7 @@ def heat(axes: Axes, chart: Chart) -> Handles:
     image = axes.imshow(values, cmap="cividis", aspect="auto")
     _cells(axes, chart)
     if max(len(values), len(values[0])) > NUMBERED:
-        axes.figure.colorbar(image, ax=axes).outline.set_visible(False)
+        axes.figure.colorbar(image, ax=axes, label=chart.z_label).outline.set_visible(False)
         return []
     known = [value for row in values for value in row if value == value]
     middle = (min(known) + max(known)) / 2 if known else 0.0
@@ -144,14 +144,20 @@ def heat(axes: Axes, chart: Chart) -> Handles:
 
 
 def grid(axes: Axes, chart: Chart) -> Handles:
-    """Short texts, the darker the cell the larger its value."""
+    """Short texts, the darker the cell the larger its value, with a scale where these differ."""
     values = [_with_gaps(each.y) for each in chart.series]
-    largest = max(value for row in values for value in row)
-    axes.imshow(values, cmap="Greys", vmin=0, vmax=3 * max(largest, 1), aspect="auto")
+    known = [value for row in values for value in row if value == value]
+    largest = max(known, default=1.0)
+    # Never so dark that a text in it could not be read.
+    image = axes.imshow(values, cmap="Greys", vmin=0, vmax=2.5 * largest, aspect="auto")
     _cells(axes, chart)
     for i, row in enumerate(chart.texts):
         for j, text in enumerate(row):
             _inside(axes, j, i, text, "black")
+    if len({*known}) > 1:
+        bar = axes.figure.colorbar(image, ax=axes, label=chart.z_label)
+        bar.outline.set_visible(False)
+        bar.ax.set_ylim(0, largest)
     return []
 
 

@@ -100,8 +100,10 @@ def curves(runs: Sequence[Progress]) -> tuple[Chart, ...]:
     charts = []
     for benchmark in dict.fromkeys(run.benchmark for run in runs):
         members = [run for run in runs if run.benchmark == benchmark and any(run.accuracies)]
-        ends = {_ends(run) for run in members}
         if members:
+            ends = [_ends(run) for run in members]
+            longest = max(ends, key=len)
+            alike = all(longest[: len(each)] == each for each in ends)
             charts.append(
                 Chart(
                     name=f"live {benchmark}",
@@ -111,7 +113,7 @@ def curves(runs: Sequence[Progress]) -> tuple[Chart, ...]:
                     y_label="accuracy, %",
                     series=tuple(map(_curve, members)),
                     benchmark=benchmark,
-                    boundaries=ends.pop() if len(ends) == 1 else (),
+                    boundaries=longest if alike else (),
                 )
             )
     return tuple(charts)

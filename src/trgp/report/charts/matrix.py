@@ -25,5 +25,6 @@ def matrix(results: Results) -> Chart:
         clean(run.benchmark),
         clean(run.method),
         clean(run.preset),
+        z_label="accuracy, %",
         note=over_seeds(results),
     )

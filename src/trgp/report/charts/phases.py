@@ -12,7 +12,7 @@ from .means import configuration, over_seeds
 def phases(results: Results) -> Chart | None:
     """Stacked bars, the mean over seeds."""
     run = results[0]
-    known = {phase for r in results for task in r.seconds for phase in task}
+    known = {name for r in results for task in r.seconds for name, spent in task.items() if spent}
     names = [phase for phase in PHASES if phase in known] + sorted(known - {*PHASES})
     T = max(len(r.seconds) for r in results)
     if not names:

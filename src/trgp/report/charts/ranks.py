@@ -1,36 +1,48 @@
-"""How many directions of each layer are protected after every task."""
+"""How full the memory of each layer is after every task."""
 
 import statistics
 
 from ...results.result import Results
 from ..model import Chart, Series
 from ..naming import clean, of_configuration
+from ..widths import widths
 from .layers import in_order
 from .means import configuration, over_seeds, tasks
 
 
 def ranks(results: Results) -> Chart | None:
-    """The mean over the seeds that have the layer's."""
+    """Protected directions in per cent of all that a layer has, or their number.
+
+    The mean is over the seeds that have the layer's.
+    """
     run = results[0]
     T = tasks(results)
-    x = tuple(str(t + 1) for t in range(T))
-    lines = []
+    means = {}
     for layer in in_order(run.ranks):
         counts = [r.ranks[layer] for r in results if len(r.ranks.get(layer, [])) == T]
         if counts:
-            y = tuple(statistics.fmean(column) for column in zip(*counts, strict=True))
-            lines.append(Series(clean(layer), x, y))
-    if not lines:
+            means[layer] = [statistics.fmean(column) for column in zip(*counts, strict=True)]
+    if not means:
         return None
+    known = widths(run)
+    whole = known if means.keys() <= known.keys() else {}
+    x = tuple(str(t + 1) for t in range(T))
+    lines = []
+    for layer, mean in means.items():
+        name, scale = clean(layer), 1.0
+        if whole:
+            name, scale = f"{name} (of {whole[layer]})", 100 / whole[layer]
+        lines.append(Series(name, x, tuple(scale * count for count in mean)))
+    full = "100 %" if whole else "as many as it has inputs"
     return Chart(
         of_configuration("ranks", results),
         f"Protected directions of each layer: {configuration(run)}",
         "lines",
         "after task",
-        "directions",
+        "directions, % of all" if whole else "directions",
         tuple(lines),
         clean(run.benchmark),
         clean(run.method),
         clean(run.preset),
-        note=f"{over_seeds(results)} A layer is full when there are as many as it has inputs.",
+        note=f"{over_seeds(results)} A layer's memory is full at {full}.",
     )

@@ -1,6 +1,6 @@
 """The old tasks in the trust region, by layer and task, as a grid."""
 
-from ...results.result import Results
+from ...results.result import Result, Results
 from ..model import Chart, Series
 from ..naming import clean, of_configuration
 from .layers import in_order
@@ -8,15 +8,13 @@ from .means import configuration, tasks
 
 
 def selection(results: Results) -> Chart | None:
-    """One seed's, since a choice has no mean."""
+    """The first seed's, since a choice has no mean, and how many seeds choose the same."""
     run = results[0]
     layers = in_order({layer for chosen in run.selected for layer in chosen})
     if not any(any(chosen.values()) for chosen in run.selected):
         return None
     later = range(1, tasks(results))
     x = tuple(str(t + 1) for t in later)
-    chosen = [[run.selected[t].get(layer, []) for t in later] for layer in layers]
-    scope = {"layer": "layer-wise", "task": "task-wise"}.get(str(run.config.get("scope")), "")
     return Chart(
         of_configuration("selection", results),
         f"Old tasks in the trust region: {configuration(run)}, seed {run.seed}",
@@ -24,16 +22,36 @@ def selection(results: Results) -> Chart | None:
         "task",
         "layer",
         tuple(
-            Series(clean(layer), x, tuple(float(len(old)) for old in row))
-            for layer, row in zip(layers, chosen, strict=True)
+            Series(clean(layer), x, tuple(_agreeing(results, t, layer) for t in later))
+            for layer in layers
         ),
         clean(run.benchmark),
         clean(run.method),
         clean(run.preset),
+        z_label="seeds that trust the same",
         texts=tuple(
-            tuple(", ".join(str(task + 1) for task in old) for old in row) for row in chosen
+            tuple(", ".join(str(old + 1) for old in _chosen(run, t, layer)) for t in later)
+            for layer in layers
         ),
-        note=f"{scope.capitalize()}, strongest first; empty where no old task is trusted."
-        if scope
-        else "Strongest first; empty where no old task is trusted.",
+        note=_note(results),
     )
+
+
+def _chosen(run: Result, t: int, layer: str) -> list[int]:
+    return run.selected[t].get(layer, []) if t < len(run.selected) else []
+
+
+def _agreeing(results: Results, t: int, layer: str) -> float | None:
+    """How many seeds trust the same old tasks in any order; None where the first trusts none."""
+    first = {*_chosen(results[0], t, layer)}
+    same = [run for run in results if {*_chosen(run, t, layer)} == first]
+    return float(len(same)) if first else None
+
+
+def _note(results: Results) -> str:
+    scope = {"layer": "Layer-wise", "task": "Task-wise"}.get(str(results[0].config.get("scope")))
+    order = "strongest first; empty where no old task is trusted."
+    said = f"{scope}, {order}" if scope else order.capitalize()
+    if len(results) == 1:
+        return said
+    return f"{said} The darker, the more of the {len(results)} seeds trust the same old tasks."

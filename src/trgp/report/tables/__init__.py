@@ -15,7 +15,7 @@ from .transfer import transfer
 
 
 def tables(found: Sequence[Results]) -> tuple[Table, ...]:
-    """Those that have a row."""
+    """Those that have a row, and last those of which nothing is run."""
     made = [
         main(found),
         superclass(found),
@@ -26,4 +26,5 @@ def tables(found: Sequence[Results]) -> tuple[Table, ...]:
         quirks(found),
         other(found),
     ]
-    return tuple(table for table in made if table.rows)
+    shown = [table for table in made if table.rows]
+    return tuple(sorted(shown, key=lambda table: all(row.not_run for row in table.rows)))

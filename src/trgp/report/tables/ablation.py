@@ -7,8 +7,7 @@ from ...results.render import SAME_FIGURES
 from ...results.result import Result, Results
 from .. import cells
 from ..groups import by_benchmark, data_of, varied
-from ..model import Cell, Row, Table
-from ..paired_marks import difference
+from ..model import Row, Table
 from ..published import ABLATION
 from .notes import SEEDS, joined, papers_data
 
@@ -26,7 +25,8 @@ COLUMNS = (
 )
 NOTE = (
     "One setting is changed at a time; the change is against the row as the preset has it, with a "
-    "paired two-sided t-test over the seeds that both have. `trgp sweep ablation` runs the paper's."
+    "paired two-sided t-test over the seeds that both have. The command trgp sweep ablation runs "
+    "the paper's."
 )
 KEYS = ("epsilon", "scope", "top_k")
 Changed = tuple[str, Any]
@@ -70,20 +70,19 @@ def _rows(family: dict[Changed | None, Results]) -> Iterator[Row]:
     base = family.get(None)
     for key in sorted(family, key=_place):
         results = family[key]
-        run = results[0]
-        gap = None if base is None or key is None else difference(base, results, lambda r: r.acc)
+        run, own = results[0], cells.repeated_by(results)
         paper = published.get(key)
         yield cells.row(
             run,
             cells.text(run.benchmark),
             cells.preset(run),
             cells.text(_label(key, run)),
-            cells.number(len(results), str(len(results))),
-            cells.repeated(cells.share(results.acc), results),
+            own(cells.seeds(results)),
+            own(cells.share(results.acc)),
             cells.percent(paper),
-            cells.beside(results.acc.mean, paper),
-            cells.share(results.bwt),
-            *cells.gap_and_p(gap),
+            own(cells.beside(results.acc.mean, paper)),
+            own(cells.share(results.bwt)),
+            *cells.gap_and_p(None if key is None else base, results, lambda run: run.acc),
         )
     yield from _not_run(first.benchmark, first.preset, missing)
 
@@ -97,11 +96,11 @@ def _not_run(
             cells.text(preset),
             cells.text("as the preset" if key is None else _says(*key)),
             cells.EMPTY,
-            Cell(cells.NOT_RUN),
+            cells.not_run(benchmark, "trgp", preset, {} if key is None else dict([key])),
             cells.percent(acc),
             *(cells.EMPTY,) * 4,
         )
-        yield Row(made, benchmark, "trgp", preset)
+        yield Row(made, benchmark, "trgp", preset, not_run=True)
 
 
 def _label(key: Changed | None, run: Result) -> str:

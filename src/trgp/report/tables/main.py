@@ -8,7 +8,6 @@ from ...methods import METHODS
 from ...results.render import paper_of
 from ...results.result import Results
 from .. import cells
-from ..commands import command_for
 from ..groups import as_presets, data_of, place
 from ..model import Cell, Row, Table
 from ..paired_marks import Verdict, verdicts
@@ -53,11 +52,12 @@ def papers_and_gaps(paper: Published | None, results: Results) -> tuple[Cell, Ce
     """The paper's ACC and how far it is, then the same of BWT."""
     if paper is None:
         return (cells.EMPTY,) * 4
+    own = cells.repeated_by(results)
     return (
         cells.percent(paper.acc, paper.std),
-        cells.beside(results.acc.mean, paper.acc),
+        own(cells.beside(results.acc.mean, paper.acc)),
         cells.rounded(paper.bwt),
-        cells.beside(results.bwt.mean, paper.bwt),
+        own(cells.beside(results.bwt.mean, paper.bwt)),
     )
 
 
@@ -71,21 +71,21 @@ def was_run(found: Sequence[Results], benchmark: str, method: str) -> bool:
 
 
 def _row(results: Results, verdict: Verdict) -> Row:
-    run = results[0]
+    run, own = results[0], cells.repeated_by(results)
     acc_of_paper, acc_gap, bwt_of_paper, bwt_gap = papers_and_gaps(paper_of(run), results)
     return cells.row(
         run,
         cells.text(run.benchmark),
         cells.text(run.method),
         cells.preset(run),
-        cells.number(len(results), str(len(results))),
-        cells.repeated(cells.share(results.acc, verdict.mark, verdict.note), results),
+        own(cells.seeds(results)),
+        own(cells.share(results.acc, verdict.mark, verdict.note)),
         acc_of_paper,
         acc_gap,
-        cells.repeated(cells.share(results.bwt), results),
+        own(cells.share(results.bwt)),
         bwt_of_paper,
         bwt_gap,
-        cells.p(verdict.p, verdict.note),
+        cells.p_against_best(results, verdict),
     )
 
 
@@ -98,7 +98,7 @@ def _not_run(found: Sequence[Results]) -> Iterator[Row]:
                     cells.text(method),
                     cells.text("paper"),
                     cells.EMPTY,
-                    Cell(cells.NOT_RUN, command=command_for(benchmark, method)),
+                    cells.not_run(benchmark, method),
                     cells.percent(paper.acc, paper.std),
                     cells.EMPTY,
                     cells.EMPTY,
@@ -106,4 +106,4 @@ def _not_run(found: Sequence[Results]) -> Iterator[Row]:
                     cells.EMPTY,
                     cells.EMPTY,
                 )
-                yield Row(made, benchmark, method, "paper")
+                yield Row(made, benchmark, method, "paper", not_run=True)

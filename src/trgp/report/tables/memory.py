@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...results.result import Results
 from .. import cells
 from ..groups import as_presets, by_benchmark
-from ..model import Cell, Row, Table
+from ..model import Row, Table
 
 COLUMNS = (
     "benchmark",
@@ -20,7 +20,8 @@ COLUMNS = (
 NOTE = (
     "Held are all tensors that a method keeps when the last task is learnt: bases, scalings, "
     "importances, stored samples, networks. The peak is what was allocated on a GPU at most, else "
-    "the largest size of the process, Python and torch included. Means over seeds."
+    "the largest size of the process, Python and torch included; of runs at once it is that of all "
+    "together. Means over seeds."
 )
 
 
@@ -31,16 +32,16 @@ def memory(found: Sequence[Results]) -> Table:
 
 
 def _row(results: Results) -> Row:
-    run = results[0]
+    run, own = results[0], cells.repeated_by(results)
     copies = cells.mean(results, lambda run: run.state_bytes / run.network_bytes)
     return cells.row(
         run,
         cells.text(run.benchmark),
         cells.text(run.method),
         cells.preset(run),
-        cells.held(cells.mean(results, lambda run: run.network_bytes)),
-        cells.repeated(cells.held(cells.mean(results, lambda run: run.state_bytes)), results),
-        Cell(f"{copies:.2f}", copies),
-        cells.held(cells.mean(results, lambda run: run.peak_memory_bytes)),
+        own(cells.held(cells.mean(results, lambda run: run.network_bytes))),
+        own(cells.held(cells.mean(results, lambda run: run.state_bytes))),
+        own(cells.number(copies, f"{copies:.2f}")),
+        own(cells.held(cells.mean(results, lambda run: run.peak_memory_bytes))),
         cells.text(run.device),
     )

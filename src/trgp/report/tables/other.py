@@ -6,7 +6,6 @@ from ...results.result import Results
 from .. import cells
 from ..groups import as_presets, by_benchmark, data_of, varied
 from ..model import Row, Table
-from ..paired_marks import difference
 from .ablation import is_ablation
 from .notes import SEEDS, joined
 from .quirks import is_quirk
@@ -37,15 +36,14 @@ def _key(results: Results) -> tuple[str, str, str]:
 
 
 def _row(results: Results, base: Results | None) -> Row:
-    run = results[0]
-    gap = None if base is None else difference(base, results, lambda run: run.acc)
+    run, own = results[0], cells.repeated_by(results)
     return cells.row(
         run,
         cells.text(run.benchmark),
         cells.text(run.method),
         cells.preset(run),
-        cells.number(len(results), str(len(results))),
-        cells.repeated(cells.share(results.acc), results),
-        cells.share(results.bwt),
-        *cells.gap_and_p(gap),
+        own(cells.seeds(results)),
+        own(cells.share(results.acc)),
+        own(cells.share(results.bwt)),
+        *cells.gap_and_p(base, results, lambda run: run.acc),
     )

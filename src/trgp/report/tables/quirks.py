@@ -14,7 +14,6 @@ from .. import cells
 from ..groups import by_benchmark
 from ..model import Cell, Row, Table
 from ..naming import clean
-from ..paired_marks import difference
 from .notes import SEEDS, joined
 
 SIDES = ("paper", "official")
@@ -30,7 +29,7 @@ COLUMNS = (
 )
 NOTE = (
     "The changes are against the preset as it is, in the first row of a benchmark, with a paired "
-    "two-sided t-test over the seeds that both have. `trgp sweep quirks` runs TRGP's."
+    "two-sided t-test over the seeds that both have. The command trgp sweep quirks runs TRGP's."
 )
 
 
@@ -89,18 +88,23 @@ def _rows(
     for name in (None, *differing):
         label = "as they are" if name is None else f"{name} {shown(differing[name]['official'])}"
         made = [cells.text(benchmark), cells.text(method), cells.text(label)]
-        for side, base in zip(SIDES, bases, strict=True):
-            made += _side(family.get((side, name)), None if name is None else base)
-        yield Row(tuple(made), clean(benchmark), clean(method))
+        for side, other, base in zip(SIDES, reversed(SIDES), bases, strict=True):
+            results = family.get((side, name))
+            if results is None:
+                changes = {} if name is None else {name: differing[name][other]}
+                missing = cells.not_run(benchmark, method, side, changes)
+                made += [cells.EMPTY, missing, *[cells.EMPTY] * 3]
+            else:
+                made += _side(results, None if name is None else base)
+        absent = not any((side, name) in family for side in SIDES)
+        yield Row(tuple(made), clean(benchmark), clean(method), not_run=absent)
 
 
-def _side(results: Results | None, base: Results | None) -> tuple[Cell, ...]:
-    if results is None:
-        return (cells.EMPTY, Cell(cells.NOT_RUN), *(cells.EMPTY,) * 3)
-    gap = None if base is None else difference(base, results, lambda run: run.acc)
+def _side(results: Results, base: Results | None) -> tuple[Cell, ...]:
+    own = cells.repeated_by(results)
     return (
-        cells.number(len(results), str(len(results))),
-        cells.repeated(cells.share(results.acc), results),
-        cells.share(results.bwt),
-        *cells.gap_and_p(gap),
+        own(cells.seeds(results)),
+        own(cells.share(results.acc)),
+        own(cells.share(results.bwt)),
+        *cells.gap_and_p(base, results, lambda run: run.acc),
     )

@@ -7,7 +7,6 @@ from ...methods import METHODS
 from ...results.render import paper_of
 from ...results.result import Result, Results
 from .. import cells
-from ..commands import command_for
 from ..groups import as_presets, data_of
 from ..model import Cell, Row, Table
 from ..paired_marks import Verdict, verdicts
@@ -35,6 +34,8 @@ NOTE = (
     "Bases, scaling matrices, stored samples and masks are not in it. They are in what is kept in "
     "all: everything that old tasks are evaluated with or protected by."
 )
+
+NO_METHOD = Cell("not run", note="this package has no such method")
 
 
 def superclass(found: Sequence[Results]) -> Table:
@@ -70,22 +71,22 @@ def _capacity(run: Result) -> Cell:
 
 
 def _row(results: Results, verdict: Verdict) -> Row:
-    run = results[0]
+    run, own = results[0], cells.repeated_by(results)
     paper, gap, _, _ = papers_and_gaps(paper_of(run), results)
     kept = 100 * cells.mean(results, lambda run: kept_bytes(run) / run.network_bytes)
     return cells.row(
         run,
         cells.text(run.method),
         cells.preset(run),
-        cells.number(len(results), str(len(results))),
-        cells.repeated(cells.share(results.acc, verdict.mark, verdict.note), results),
+        own(cells.seeds(results)),
+        own(cells.share(results.acc, verdict.mark, verdict.note)),
         paper,
         gap,
-        _capacity(run),
+        own(_capacity(run)),
         _papers_capacity(run.method),
-        cells.number(kept, f"{kept:.0f}"),
-        cells.held(cells.mean(results, lambda run: run.state_bytes)),
-        cells.p(verdict.p, verdict.note),
+        own(cells.number(kept, f"{kept:.0f}")),
+        own(cells.held(cells.mean(results, lambda run: run.state_bytes))),
+        cells.p_against_best(results, verdict),
     )
 
 
@@ -98,14 +99,12 @@ def _papers_capacity(method: str) -> Cell:
 def _not_run(found: Sequence[Results]) -> Iterator[Row]:
     for method, paper in PAPER[NAME].items():
         if not was_run(found, NAME, method):
-            known = method in METHODS
-            command = command_for(NAME, method) if known else None
-            note = "" if known else "this package has no such method"
+            here = cells.not_run(NAME, method) if method in METHODS else NO_METHOD
             made = (
                 cells.text(method),
                 cells.text("paper"),
                 cells.EMPTY,
-                Cell(cells.NOT_RUN, command=command, note=note),
+                here,
                 cells.percent(paper.acc, paper.std),
                 cells.EMPTY,
                 cells.EMPTY,
@@ -114,4 +113,4 @@ def _not_run(found: Sequence[Results]) -> Iterator[Row]:
                 cells.EMPTY,
                 cells.EMPTY,
             )
-            yield Row(made, NAME, method, "paper")
+            yield Row(made, NAME, method, "paper", not_run=True)

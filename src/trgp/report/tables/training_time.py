@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from ...results.result import Result, Results
 from .. import cells
+from ..devices import device_of
 from ..groups import as_presets, by_benchmark, data_of
-from ..model import Cell, Row, Table
+from ..model import Row, Table
 from ..published import TIME
 
 COLUMNS = (
@@ -23,7 +24,8 @@ NOTE = (
     "Training is all that learning takes: steps with validation, bases and selection; the old "
     "tasks' evaluation is apart. Times are means over seeds. They are related to GPM's with the "
     "same data and preset on the same device, and compare well only where runs had it to "
-    "themselves."
+    "themselves. Where runs went at once, a run's time is its share of the device's: what all of "
+    "them took, divided by their number."
 )
 
 
@@ -36,11 +38,8 @@ def training_time(found: Sequence[Results]) -> Table:
 
 
 def _key(results: Results) -> tuple[str, str, str]:
-    return data_of(results[0]), results[0].preset, _devices(results)
-
-
-def _devices(results: Results) -> str:
-    return "; ".join(sorted({run.device for run in results}))
+    devices = "; ".join(sorted({device_of(run) for run in results}))
+    return data_of(results[0]), results[0].preset, devices
 
 
 def _training(run: Result) -> float:
@@ -52,21 +51,22 @@ def _evaluation(run: Result) -> float:
 
 
 def _row(results: Results, gpm: Results | None) -> Row:
-    run = results[0]
+    run, own = results[0], cells.repeated_by(results)
     here = cells.mean(results, _training)
     relative = cells.EMPTY
     if gpm is not None and (whole := cells.mean(gpm, _training)):
-        relative = Cell(f"{here / whole:.2f}", here / whole)
+        share = cells.number(here / whole, f"{here / whole:.2f}")
+        relative = cells.repeated_by(gpm, results)(share)
     paper = TIME.get(run.benchmark, {}).get(run.method)
     return cells.row(
         run,
         cells.text(run.benchmark),
         cells.text(run.method),
         cells.preset(run),
-        cells.number(len(results), str(len(results))),
-        cells.repeated(cells.lasting(here), results),
+        own(cells.seeds(results)),
+        own(cells.lasting(here)),
         relative,
         cells.EMPTY if paper is None else cells.number(paper, f"{paper:.2f}"),
-        cells.lasting(cells.mean(results, _evaluation)),
-        cells.text(_devices(results)),
+        own(cells.lasting(cells.mean(results, _evaluation))),
+        cells.text("; ".join(sorted({run.device for run in results}))),
     )

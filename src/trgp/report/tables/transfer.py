@@ -9,9 +9,9 @@ from ...results.render import paper_of
 from ...results.result import Results
 from .. import cells
 from ..groups import as_presets, by_benchmark, data_of
-from ..model import Cell, Row, Table
+from ..model import Row, Table
 from ..naming import clean, file_name
-from ..paired_marks import Verdict, difference, verdicts
+from ..paired_marks import Verdict, verdicts
 from ..published import DIAGONAL
 from .notes import MARKS, SEEDS, joined, papers_data
 
@@ -53,24 +53,23 @@ def _rows(members: Sequence[Results]) -> Iterator[Row]:
 
 
 def _row(results: Results, verdict: Verdict, gpm: Results | None) -> Row:
-    run = results[0]
+    run, own = results[0], cells.repeated_by(results)
     diagonals = [
         [accuracy for i, row in enumerate(run.accuracy_matrix) if (accuracy := row[i]) is not None]
         for run in results
     ]
     means = [statistics.fmean(column) for column in zip(*diagonals, strict=True)]
-    gap = None
-    if gpm is not None and run.method != "gpm":
-        gap = difference(gpm, results, lambda run: run.mean_diagonal)
     average = cells.share(results.mean_diagonal, verdict.mark, verdict.note)
     return cells.row(
         run,
         cells.text(run.method),
         cells.preset(run),
-        cells.number(len(results), str(len(results))),
-        *(Cell(points(value), 100 * value) for value in means),
-        cells.repeated(average, results),
-        *cells.gap_and_p(gap),
+        own(cells.seeds(results)),
+        *(own(cells.number(100 * value, points(value))) for value in means),
+        own(average),
+        *cells.gap_and_p(
+            None if run.method == "gpm" else gpm, results, lambda run: run.mean_diagonal
+        ),
     )
 
 

@@ -11,11 +11,11 @@ function isChosen({ benchmark = "", method = "", preset = "" }) {
   );
 }
 
-/** The controls, by what there is to choose from. */
+/** The controls, by what there is to choose from; methods that nobody has run are no choice. */
 function showChoices(items, changed) {
   const named = (field) => unique(items.map((item) => item[field]).filter(Boolean)).sort();
   const parts = ["benchmark", "preset"].map((field) => select(field, named(field), changed));
-  const methods = named("method");
+  const methods = unique(items.filter((item) => !item.not_run).map((item) => item.method)).filter(Boolean).sort();
   methods.forEach(colourIndex);
   const all = make(
     "button",

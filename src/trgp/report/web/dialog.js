@@ -1,16 +1,20 @@
 // The small window that says how a number is repeated.
 
 /** Opens it; it closes by Escape, and the keyboard returns to where it was. */
-function showCommand(title, { note = "", command = "" }) {
+function showCommand(title, { note = "", commands = [], value }) {
+  const listed = commands.map((index) => report.commands[index]);
+  const one = commands.length === 1;
+  const does = value === undefined ? "run" : "repeat";
   byId("command-title").textContent = title;
   byId("command-note").textContent = note;
   byId("command-note").hidden = !note;
-  byId("command-text").textContent = command;
-  byId("command-repeat").hidden = !command;
-  byId("command-copy").hidden = !command;
+  byId("command-says").textContent = one ? `This command ${does}s it:` : `These commands ${does} it:`;
+  byId("command-text").textContent = listed.join("\n");
+  byId("command-repeat").hidden = !commands.length;
+  byId("command-copy").hidden = !commands.length;
   byId("command-copied").textContent = "";
   byId("command").showModal();
-  byId(command ? "command-copy" : "command-close").focus();
+  byId(commands.length ? "command-copy" : "command-close").focus();
 }
 
 async function copyCommand() {

@@ -90,11 +90,12 @@ function legend(chart, again) {
   return make("div", { class: "legend", role: "group", "aria-label": "Series" }, ...chips);
 }
 
-/** What the colours of a heat stand for; those of a grid only tell its texts apart. */
+/** What the colours stand for. */
 function scale(chart) {
   const [low, high] = d3.extent((chart.series ?? []).flatMap((each) => each.y ?? []));
-  if (chart.kind === "grid" || low === undefined || low === high) return make("div", { class: "legend" });
-  return make("div", { class: "scale" }, digits(low), make("i"), digits(high));
+  if (low === undefined || low === high) return make("div", { class: "legend" });
+  const parts = [chart.z_label ?? "", digits(low), make("i"), digits(high)];
+  return make("div", { class: "scale" }, ...parts.map((part) => make("span", {}, part)));
 }
 
 /** The chart's values as a table, made when it is asked for. */

@@ -32,7 +32,7 @@ function keepPlaces(section, keys) {
 }
 
 function showReport(next) {
-  report = { summary: [], tables: [], charts: [], problems: [], ...next };
+  report = { summary: [], tables: [], charts: [], problems: [], commands: [], ...next };
   byId("title").textContent = report.title;
   document.title = report.title;
   byId("summary").replaceChildren(
@@ -64,6 +64,7 @@ function showChosen() {
 }
 
 function showFigures(section, charts) {
+  for (const chart of charts) for (const each of chart.series ?? []) each.x ??= chart.x ?? [];
   const places = placesOf(charts);
   for (const [key, members] of places) {
     const create = () => make("figure");
@@ -87,5 +88,16 @@ byId("theme").addEventListener("change", ({ target }) => {
   if (target.value) document.documentElement.dataset.theme = target.value;
   else delete document.documentElement.dataset.theme;
 });
-showReport(JSON.parse(byId("data").textContent));
-if (document.documentElement.dataset.mode === "live") follow();
+
+/** What was sent with the page, packed where it is large. */
+async function sent({ type, textContent }) {
+  if (type === "application/json") return JSON.parse(textContent);
+  const bytes = Uint8Array.from(atob(textContent), (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(unpacked).json();
+}
+
+sent(byId("data")).then((first) => {
+  showReport(first);
+  if (document.documentElement.dataset.mode === "live") follow();
+});

@@ -2,6 +2,7 @@
 
 const LETTER = 6.6; // the width of a letter along an axis, in pixels
 const LONGEST = 26; // letters that are left of a long name along an axis
+const BANDS = 4; // series whose deviations can be told apart
 
 /** The drawing of a chart with some of its series, as wide as there is room. */
 function drawn(chart, series, width) {
@@ -129,7 +130,7 @@ function lines(chart, series, width) {
     const drawing = [
       Plot.line(own, { x: "x", y: "y", stroke, strokeWidth: 1.8, strokeDasharray: dashes(index) }),
     ];
-    if (own.some((d) => d.error)) {
+    if (series.length <= BANDS && own.some((d) => d.error)) {
       const known = own.filter((d) => d.y !== null && d.error !== null);
       drawing.unshift(Plot.areaY(known, { ...band, fill: stroke, fillOpacity: 0.12 }));
     }
@@ -206,7 +207,10 @@ function heat(chart, series, width) {
   for (const d of all) {
     d.text = texts.get(d.series)[d.i] ?? d.y?.toFixed(decimals) ?? "";
     const where = [[chart.y_label, d.series], [chart.x_label, named(d.x)]];
-    d.says = [...where.map((pair) => pair.filter(Boolean).join(" ")), d.text || "–"].join("\n");
+    const value = chart.z_label && d.y !== null ? `${chart.z_label}: ${digits(d.y)}` : "";
+    const content = chart.kind === "grid" ? [d.text || "–", value] : [value || d.text || "–"];
+    const said = [...where.map((pair) => pair.filter(Boolean).join(" ")), ...content];
+    d.says = said.filter(Boolean).join("\n");
     d.share = d.y === null || high === low ? (d.text ? 0.25 : null) : (d.y - low) / (high - low);
   }
   const longest = Math.min(LONGEST, Math.max(1, ...rows.map((row) => row.length)));
@@ -225,9 +229,9 @@ function heat(chart, series, width) {
   }
   const tall = Math.max(16, Math.min(30, 420 / Math.max(1, rows.length)));
   return {
-    height: rows.length * tall + below + 8,
+    height: rows.length * tall + below + 14,
     marginLeft: left,
-    marginBottom: below,
+    marginBottom: below + 6,
     marginTop: 8,
     padding: 0,
     x: { ...axis, type: "band" },

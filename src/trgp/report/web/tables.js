@@ -2,21 +2,29 @@
 
 const SHORT = 30; // letters of a name that is never broken
 const sorted = new Map(); // by the table's name: { column, sign }
+const whole = new Set(); // names of tables that show what is not run beside what is
 
 /** Fills a table's place on the page, which stays the same element for as long as there is one. */
 function showTable(place, table) {
   const order = sorted.get(table.name);
   const numbers = table.columns.map((_, c) => isNumeric(table.rows ?? [], c));
   const headings = table.columns.map((column, c) => heading(place, table, column, c, numbers[c], order));
-  const rows = inOrder((table.rows ?? []).filter(isChosen), order);
+  const chosenRows = (table.rows ?? []).filter(isChosen);
+  const ran = chosenRows.filter((row) => !row.not_run);
+  const mixed = ran.length > 0 && ran.length < chosenRows.length;
+  const rows = inOrder(mixed && !whole.has(table.name) ? ran : chosenRows, order);
   const body = rows.map((row) =>
     make("tr", {}, ...row.cells.map((cell, c) => entry(table, row, cell, c, numbers[c]))),
   );
   const count = table.rows?.length ?? 0;
   const shown = rows.length === count ? "" : `${rows.length} of ${count} rows are shown.`;
   place.replaceChildren(
-    make("h3", { id: `table-${table.name}` }, table.title),
-    make("p", { class: "note", hidden: !table.note }, table.note ?? ""),
+    make(
+      "div",
+      { class: "heading" },
+      make("h3", { id: `table-${table.name}` }, table.title),
+      mixed ? notRun(place, table, chosenRows.length - ran.length) : null,
+    ),
     make(
       "div",
       { class: "scroll" },
@@ -28,7 +36,23 @@ function showTable(place, table) {
       ),
     ),
     make("p", { class: "note", role: "status" }, shown),
+    make("p", { class: "note", hidden: !table.note }, table.note ?? ""),
   );
+}
+
+/** Whether the paper's cells that nobody has run yet are shown too. */
+function notRun(place, table, count) {
+  const box = make("input", {
+    type: "checkbox",
+    "data-key": `${table.name}, what is not run`,
+    change: () => {
+      if (box.checked) whole.add(table.name);
+      else whole.delete(table.name);
+      keepingFocus(() => showTable(place, table));
+    },
+  });
+  box.checked = whole.has(table.name);
+  return make("label", { class: "not-run" }, box, ` Show what is not run (${count})`);
 }
 
 /** A column of numbers has some, or nothing but dashes in the place of some. */
@@ -69,7 +93,7 @@ function inOrder(rows, order) {
 function entry(table, row, cell, c, numeric) {
   const text = cell.text ?? "";
   const parts = [text];
-  if (cell.command || cell.note) {
+  if (cell.commands || cell.note) {
     const what = [row.method, row.benchmark && `on ${row.benchmark}`, row.preset && `(${row.preset})`];
     const title = `${table.columns[c]} ${text}: ${what.filter(Boolean).join(" ")}`.replace(/: $/, "");
     const click = () => showCommand(title, cell);

@@ -1,0 +1,38 @@
+"""How many directions the layers of the papers' networks have, which results do not tell."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch import nn
+
+from ..models import MLP, AlexNet, LeNet, ResNet18
+from ..results.result import Result
+
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "pmnist": MLP,
+    "split-cifar100": AlexNet,
+    "cifar100-superclass": LeNet,
+    "five-datasets": ResNet18,
+    "split-miniimagenet": lambda: ResNet18(image_size=84, stride=2),
+    "permuted-digits": lambda: MLP(64),
+    "split-digits": lambda: MLP(64),
+}
+"""By benchmark, with any number of heads, all of which have the same inputs."""
+
+
+def widths(run: Result) -> Mapping[str, int]:
+    """By layer its inputs, a convolution's in one patch; nothing of a network of the user's own."""
+    own = run.config.get("model") is not None
+    return {} if own or run.benchmark not in NETWORKS else _of(run.benchmark)
+
+
+@cache
+def _of(benchmark: str) -> Mapping[str, int]:
+    with torch.device("meta"):  # shapes alone: nothing is allocated, nothing drawn
+        network = NETWORKS[benchmark]()
+    return {
+        name: module.weight.shape[1:].numel()
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d))
+    }
