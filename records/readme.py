@@ -20,6 +20,7 @@ from trgp.report.markdown import rows_markdown
 from trgp.report.model import Cell, Chart, Mark, Row, Table
 from trgp.report.paired_marks import verdicts
 from trgp.results.metrics import Spread
+from trgp.results.render import paper_of
 from trgp.results.result import Results
 from trgp.results.store import find
 
@@ -54,6 +55,28 @@ def embedded() -> str:
             rows.append(Row(made))
     header = ("benchmark", "method", "seeds", "ACC %", "BWT %", "held, in copies of the network")
     return rows_markdown(Table("embedded", "", header, tuple(rows)))
+
+
+def papers() -> str:
+    """What is recorded on the papers' own benchmarks, beside what the TRGP paper prints."""
+    rows = []
+    for results in sorted((r for r in _found() if r[0].benchmark not in EMBEDDED), key=_place):
+        run, printed = results[0], paper_of(results[0])
+        cells = [_spread(figure, digits=2) for figure in (results.acc, results.bwt)]
+        if printed is not None:
+            cells += [_printed(printed.acc, printed.std), _printed(printed.bwt, None)]
+        else:
+            cells += [Cell("–"), Cell("–")]
+        names = [Cell(text) for text in (run.benchmark, run.method, run.preset, str(len(results)))]
+        rows.append(Row((*names, *cells)))
+    header = ("benchmark", "method", "preset", "seeds", "ACC %", "BWT %", "paper's ACC", "BWT")
+    return rows_markdown(Table("papers", "", header, tuple(rows)))
+
+
+def _printed(value: float | None, std: float | None) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell(f"{value:g}" if std is None else f"{value:g} ± {std:g}", value)
 
 
 def steps() -> str:
@@ -92,7 +115,7 @@ def engine() -> str:
     return _table(header, rows)
 
 
-TABLES = {"embedded": embedded, "steps": steps, "bases": bases, "engine": engine}
+TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
 
 
 def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:
@@ -111,10 +134,11 @@ def _place(results: Results) -> tuple[str, float]:
     return results[0].benchmark, -(results.acc.mean or 0)
 
 
-def _spread(figure: Spread, mark: Mark = "") -> Cell:
+def _spread(figure: Spread, mark: Mark = "", digits: int = 1) -> Cell:
     if figure.mean is None or figure.std is None:
         return Cell("–")
-    return Cell(f"{100 * figure.mean:.1f} ± {100 * figure.std:.1f}", 100 * figure.mean, mark)
+    mean, std = 100 * figure.mean, 100 * figure.std
+    return Cell(f"{mean:.{digits}f} ± {std:.{digits}f}", mean, mark)
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:

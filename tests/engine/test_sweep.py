@@ -3,20 +3,23 @@
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trgp import benchmarks
+from trgp.engine import sweep
 from trgp.engine.config import configure
 from trgp.engine.pool import forget_peak, in_processes
 from trgp.engine.run import run
-from trgp.engine.sweep import Place, plan, together
+from trgp.engine.sweep import CPU, Place, carry_out, companies, plan, together
 from trgp.methods import METHODS
 from trgp.results.store import read_result
 from trgp.sweeps import SWEEPS, Cell, Grid, cells
@@ -249,3 +252,49 @@ def test_the_peak_of_memory_is_that_of_what_comes() -> None:
     del array
     forget_peak()
     assert peak() < before - (1 << 16)  # kilobytes
+
+
+# ---- on a GPU, in company --------------------------------------------------------------------
+
+
+def some_cells(*rates: float, seeds: Sequence[int] = (0, 1, 2)) -> list[Cell]:
+    small = {"tasks": 2, "epochs": 1}
+    configs = [configure("permuted-digits", "gpm", lr=lr, **small) for lr in rates]
+    return [Cell(config, seed) for config in configs for seed in seeds]
+
+
+def test_the_seeds_of_a_configuration_are_in_one_company_if_they_fit() -> None:
+    cells = some_cells(0.1, 0.2, 0.3)
+    for width, sizes in ((9, [9]), (7, [6, 3]), (3, [3, 3, 3]), (2, [2, 1, 2, 1, 2, 1])):
+        found = companies(cells, width)
+        assert [len(company) for company in found] == sizes
+        assert [cell for company in found for cell in company] == cells
+    assert companies([], 3) == []
+
+
+def test_a_company_ends_as_the_processes_do_and_leaves_out_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very work that a GPU gets, done on the CPU."""
+    cells = some_cells(0.1, 1e6)
+    apart, place = Place("cpu", tmp_path / "a"), Place("cpu", tmp_path / "b")
+    expected = {e.cell: e for e in carry_out(plan(cells, apart), apart, 2, str)}
+    (first, *_) = cells
+    stored = first.folder(place.out)
+    shutil.copytree(first.folder(apart.out), stored)
+    monkeypatch.setattr(sweep, "resolve", lambda device: torch.device("cuda"))
+    learn = sweep.learn
+    monkeypatch.setattr(
+        sweep, "learn", lambda asked, device, **options: learn(asked, CPU, **options)
+    )
+    planned = plan(cells, place)
+    assert planned.left == cells[1:]
+    found = {e.cell: e for e in carry_out(planned, place, 6, str)}
+    assert set(found) == set(cells[1:])
+    for cell, ended in found.items():
+        before = expected[cell]
+        assert (ended.result is None) == (before.result is None)
+        if ended.result is not None and before.result is not None:
+            assert ended.result.acc == pytest.approx(before.result.acc, abs=0.01)
+        else:
+            assert "diverged" in ended.failure

@@ -6,10 +6,10 @@ equal shapes, with networks so small that a step is all overhead, are stacked on
 and share every step.
 
 A run's draws are keyed by its seed alone. On a stream of its own it comes to the bits that it comes
-to alone; in a stack to those of any stack as wide, and that is as wide as the company it began in.
+to alone; in a stack to those of the same place in any stack as wide.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import torch
@@ -101,31 +101,39 @@ class Member:
 class Stack:
     """Members that share every step, and one stream."""
 
-    def __init__(self, sequencers: Sequence[Sequencer], width: int, stream: Stream) -> None:
-        self.members = [Member(each, captured=True, stream=stream) for each in sequencers]
+    def __init__(self, sequencers: Mapping[int, Sequencer], width: int, stream: Stream) -> None:
+        """`sequencers` by their places in a stack of some width, of which some may be empty."""
+        self._places = {
+            place: Member(each, captured=True, stream=stream) for place, each in sequencers.items()
+        }
         self._width = width
-        self._group: list[Member] = []
+        self._group: dict[int, Member] = {}
         self._steps: CapturedTask | None = None
+        self._held: frozenset[int] = frozenset()  # the places whose runs the steps know
         self._training: Generator[None, None, list[Trained]] | None = None
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._places.values())
 
     def take_turn(self) -> None:
         """Some steps of those furthest behind, once all have asked for an epoch.
 
-        So runs that end a task early wait for the others. The stack stays as wide as it began, with
-        a copy of another run in the place of one that is not there: its bits are the same whoever
-        else is in it.
+        So runs that end a task early wait for the others. Every run keeps its place, and in one
+        that is empty another is copied: the bits of a run are the same whoever else is there.
         """
         if self._training is None:
             for member in self.members:
                 while member.asked is None and not member.over:
                     member.go_on()
-            asking = [member for member in self.members if member.asked is not None]
-            if not asking:
+            stages = {k: self._stage(m) for k, m in self._places.items() if m.asked is not None}
+            if not stages:
                 return
-            now = min(map(self._place, asking))
-            self._group = [member for member in asking if self._place(member) == now]
-            self._training = self._trained([m.asked for m in self._group if m.asked is not None])
-        with self._group[0].turn():
+            now = min(stages.values())
+            self._group = {k: self._places[k] for k, stage in stages.items() if stage == now}
+            self._training = self._trained()
+        first = next(iter(self._group.values()))
+        with first.turn():
             try:
                 next(self._training)
             except StopIteration as end:
@@ -133,17 +141,22 @@ class Stack:
                 trained = end.value
             else:
                 return
-        for member, each in zip(self._group, trained, strict=False):
-            member.go_on(each)
+        for place, member in self._group.items():
+            member.go_on(trained[place])
 
-    def _trained(self, works: list[Work]) -> Generator[None, None, list[Trained]]:
-        works = works + works[:1] * (self._width - len(works))
-        if self._steps is None or self._steps.task != works[0].epoch.task:
+    def _trained(self) -> Generator[None, None, list[Trained]]:
+        asked = {k: member.asked for k, member in self._group.items() if member.asked is not None}
+        copied = next(iter(asked.values()))
+        works = [asked.get(place, copied) for place in range(self._width)]
+        task = copied.epoch.task
+        if self._steps is None or self._steps.task != task or not asked.keys() <= self._held:
             self._steps = None
-            self._steps = CapturedTask(self._group[0].method, works, stacked=True)
+            method = next(iter(self._group.values())).method
+            self._steps = CapturedTask(method, works, stacked=True)
+            self._held = frozenset(asked)
         return (yield from self._steps.train(works))
 
-    def _place(self, member: Member) -> tuple[int, bool]:
+    def _stage(self, member: Member) -> tuple[int, bool]:
         """What those that train together have in common: the task, and whether it is new to them
         where that makes a difference."""
         assert member.asked is not None

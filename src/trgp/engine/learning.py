@@ -94,18 +94,26 @@ def learn(
             _set_aside(folder)
         for run in new:
             locks.enter_context(_alone(run.folder))
+        for each in list(bound):
+            if (each.run.folder / RESULT).exists():  # by now, by another process
+                bound.remove(each)
+                yield each.run, _stored(each.run, observer)
+        if not bound:
+            return
         settle_libraries(max(each.method.network.weights for each in bound), device)
         sequencers = {_sequencer(each, captured, observer): each for each in bound}
         stacks: dict[object, list[Sequencer]] = {}
         for sequencer, each in sequencers.items():
-            stacks.setdefault(each.run.family if each.width > 1 else sequencer, []).append(
-                sequencer
-            )
+            key = each.run.family if each.width > 1 else sequencer
+            stacks.setdefault(key, []).append(sequencer)
         units: list[Member | Stack] = []
         for alike in stacks.values():
-            stream, width = Stream(device, len(stacks)), sequencers[alike[0]].width
-            if width > 1:
-                units.append(Stack(alike, width, stream))
+            stream, first = Stream(device, len(stacks)), sequencers[alike[0]]
+            if first.width > 1:
+                # Its place, too, is that of when none was finished.
+                family = [run for run in asked if run.family == first.run.family]
+                places = {family.index(sequencers[each].run): each for each in alike}
+                units.append(Stack(places, first.width, stream))
             else:
                 units.append(Member(alike[0], captured, stream))
         runs = {s: each.run for s, each in sequencers.items()}

@@ -84,10 +84,10 @@ def carry_out(
 
 
 def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
-    """So many cells at a time, all seeds of a configuration in one if they fit.
+    """So many cells of a benchmark at a time, all seeds of a configuration in one if they fit.
 
     Made from all cells, also the finished: runs that were stacked on each other must be so again
-    when they go on.
+    when they go on. Of one benchmark, because what libraries are used goes by the network's size.
     """
     same: dict[Path, list[Cell]] = {}
     for cell in cells:
@@ -96,7 +96,8 @@ def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
     for group in same.values():
         for k in range(0, len(group), width):
             part = group[k : k + width]
-            if len(found[-1]) + len(part) > width:
+            other = found[-1] and found[-1][0].config.benchmark != part[0].config.benchmark
+            if other or len(found[-1]) + len(part) > width:
                 found.append([])
             found[-1] += part
     return [company for company in found if company]
