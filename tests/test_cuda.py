@@ -1,17 +1,36 @@
 """On a GPU: the same properties, and no waiting for the device inside a step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from companies import (
+    STACKABLE,
+    all_of,
+    asked_for,
+    begun,
+    eagerly,
+    farthest,
+    in_float64,
+    network_for,
+    one_head,
+    replayed,
+)
 from helpers import ConvNet, Vit
+from small_runs import some_tasks
 from torch import Tensor, nn
 
 import trgp
 from trgp import GPM, TRGP
+from trgp.engine import captured
+from trgp.engine.errors import Interrupted
+from trgp.engine.events import EpochFinished, Event, RunStarted
+from trgp.engine.machine import repeatable
 from trgp.methods import METHODS
 from trgp.models import AlexNet
+from trgp.results.result import Result
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -152,3 +171,162 @@ def test_captured_steps_end_with_the_same_bits_also_with_dropout(
         for engine in ("eager", "captured")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+# ---- several runs at once --------------------------------------------------------------------
+
+Results = dict[int, Result]  # by seed
+
+
+def images(count: int = 3) -> list[tuple[Batch, Batch]]:
+    draw = torch.Generator().manual_seed(0)
+    return [
+        tuple((torch.randn(n, 3, 32, 32, generator=draw), torch.arange(n) % 4) for n in (150, 20))
+        for _ in range(count)
+    ]  # type: ignore[misc]
+
+
+def on_alexnet(method: str, out: Path, *, track: bool = False, **options: Any) -> Results:
+    """Dropout and BatchNorm, with running averages or without, and a head for every task."""
+    usual = {"batch": 32, "epochs": 2, "seeds": 3, "device": "cuda"}
+    usual |= {"epsilon": 0.0} if method == "trgp" else {}
+    network = lambda: AlexNet(3, 4, track_running_stats=track)  # noqa: E731
+    results = trgp.run(images(), method, network=network, out=out, **(usual | options))
+    return {result.seed: result for result in results}
+
+
+def on_digits(method: str, out: Path, **options: Any) -> Results:
+    """A small perceptron, with a head for every task where the method needs them."""
+    benchmark = "split-digits" if METHODS[method].about.several_heads else "permuted-digits"
+    usual = {"tasks": 3, "epochs": 2, "lr": 0.02, "seeds": 3, "device": "cuda"}
+    results = trgp.run(benchmark, method, out=out, **(usual | options))
+    return {result.seed: result for result in results}
+
+
+def bits(results: Results) -> dict[int, tuple[Any, ...]]:
+    """All that is computed, on the device or from what it computed."""
+    return {
+        seed: (run.digest, run.accuracy_matrix, run.curves, run.selected, run.ranks)
+        for seed, run in results.items()
+    }
+
+
+@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("method", ["trgp", "hat"])
+def test_runs_on_streams_end_with_the_bits_they_have_alone(
+    method: str, track: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though they pause in the middle of their epochs, and draw for dropout in turns."""
+    monkeypatch.setattr(captured, "CHUNK", 2)
+    together = on_alexnet(method, tmp_path / "together", track=track)
+    assert all("3 runs at once" in run.device for run in together.values())
+    assert len({run.digest for run in together.values()}) == 3
+    alone = on_alexnet(method, tmp_path / "alone", track=track, together=1)
+    eager = on_alexnet(method, tmp_path / "eager", track=track, engine="eager")
+    assert bits(together) == bits(alone) == bits(eager)
+
+
+@pytest.mark.parametrize("method", ["trgp", "agem"])
+def test_small_runs_of_their_own_end_with_the_bits_they_have_alone(
+    method: str, tmp_path: Path
+) -> None:
+    """The literal form and A-GEM, which cannot be stacked."""
+    options = {"preset": "official"}
+    together = on_digits(method, tmp_path / "together", **options)
+    if method == "trgp":
+        assert {run.form for run in together.values()} == {"literal"}
+        assert any(any(trusted.values()) for run in together.values() for trusted in run.selected)
+    alone = on_digits(method, tmp_path / "alone", together=1, **options)
+    eager = on_digits(method, tmp_path / "eager", engine="eager", **options)
+    assert bits(together) == bits(alone) == bits(eager)
+
+
+@pytest.mark.parametrize("method", STACKABLE)
+def test_stacked_runs_repeat_to_the_bit_and_agree_with_lone_ones(
+    method: str, tmp_path: Path
+) -> None:
+    """Whoever else is in the stack."""
+    first = on_digits(method, tmp_path / "first")
+    assert bits(on_digits(method, tmp_path / "again")) == bits(first)
+    assert bits(on_digits(method, tmp_path / "other", seeds=[5, 1, 4]))[1] == bits(first)[1]
+    alone = on_digits(method, tmp_path / "alone", together=1)
+    for seed, run in first.items():
+        assert run.acc == pytest.approx(alone[seed].acc, abs=1e-4)
+        for found, expected in zip(run.curves, alone[seed].curves, strict=True):
+            assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["trgp", "er"])
+def test_stacked_runs_that_stop_early_learn_as_long_as_alone(method: str, tmp_path: Path) -> None:
+    """The graphs are made anew for those that are left."""
+    tasks = some_tasks(3, samples=60, dtype=torch.float64)
+    settings = {"epochs": 12, "patience": 1, "batch": 8, "lr": 0.2, "lr_min": 0.04}
+
+    def go(out: str, **options: Any) -> Results:
+        results = trgp.run(
+            tasks, method, network=in_float64(one_head), seeds=3, device="cuda",
+            out=tmp_path / out, **settings, **STACKABLE[method], **options,
+        )  # fmt: skip
+        return {result.seed: result for result in results}
+
+    together, alone = go("together"), go("alone", together=1)
+    lengths = {seed: [len(c["loss"]) for c in run.curves] for seed, run in alone.items()}
+    assert any(len(set(each)) > 1 for each in zip(*lengths.values(), strict=True))
+    for seed, run in together.items():
+        assert [len(c["loss"]) for c in run.curves] == lengths[seed]
+        for found, expected in zip(run.curves, alone[seed].curves, strict=True):
+            assert found["valid_loss"] == pytest.approx(expected["valid_loss"], rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("go", "method"),
+    [(on_digits, "trgp"), (on_digits, "er"), (on_digits, "agem"), (on_alexnet, "trgp")],
+    ids=["stacked trgp", "stacked er", "agem", "dropout"],
+)
+def test_an_interrupted_company_goes_on_to_the_same_bits(
+    go: Any, method: str, tmp_path: Path
+) -> None:
+    """One run has an epoch more than the next, which was told of the interruption."""
+    whole = go(method, tmp_path / "whole")
+    stopped: list[tuple[int, int]] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.seed == 1:
+            place = event.task, event.epoch
+            if place not in stopped and place in ((0, 1), (1, 2), (2, 1)):
+                stopped.append(place)
+                raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(Interrupted, match="every finished epoch is saved in"):
+            go(method, tmp_path / "parts", observer=stop)
+    seen: list[Event] = []
+    assert bits(go(method, tmp_path / "parts", observer=seen.append)) == bits(whole)
+    begun = {e.seed: (e.done_tasks, e.done_epochs) for e in seen if isinstance(e, RunStarted)}
+    assert begun[1] == (2, 1)
+    assert len(set(begun.values())) > 1
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("method", STACKABLE)
+def test_a_hundred_captured_steps_are_the_eager_ones(
+    method: str, dtype: torch.dtype, close: float, tmp_path: Path
+) -> None:
+    """One run's, and several stacked on each other; every parameter and all that moves."""
+    device = torch.device("cuda")
+    make = network_for(method) if dtype == torch.float32 else in_float64(network_for(method))
+    asked = asked_for(
+        some_tasks(3, samples=60, dtype=dtype), method, tmp_path, make, range(3),
+        lr=0.05, **STACKABLE[method],
+    )  # fmt: skip
+    with repeatable(device):
+        runs = [begun(run, 0 if method == "multitask" else 2, device) for run in asked]
+        expected = [all_of(run.method, eagerly(run, 15)) for run in runs]
+        assert all(run.work.epoch.steps * 15 > 100 for run in runs)
+        stacked = replayed(runs, 15, stacked=True, device=device)
+        for k, run in enumerate(runs):
+            (alone,) = replayed([run], 15, stacked=False, device=device)
+            assert farthest(all_of(run.method, alone), expected[k]) < close
+            assert farthest(all_of(run.method, stacked[k]), expected[k]) < close
+            before = dict(run.work.params)
+            assert farthest({name: expected[k][name] for name in before}, before) > 1e-2

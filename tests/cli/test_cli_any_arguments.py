@@ -27,6 +27,7 @@ FIELDS = sorted(
     }
 )
 OTHERS = ["method", "preset", "seed", "seeds", "device", "data-root", "fresh", "help", "x"]
+OTHERS += ["jobs", "together"]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6)
 
 
@@ -109,7 +110,7 @@ def until_begun(finished: Results, monkeypatch: pytest.MonkeyPatch) -> None:
         except BegunError:
             return finished
 
-    monkeypatch.setattr("trgp.cli.run.run", only_begun)
+    monkeypatch.setattr("trgp.cli.parallel.run", only_begun)
 
 
 @pytest.mark.usefixtures("until_begun")

@@ -8,19 +8,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cli_calls import SMALL
-
-TRGP = (sys.executable, "-m", "trgp")
-LONG = ("run", "permuted-digits", "--method", "finetune", "--tasks", "2", "--epochs", "40")
-
-
-def start(*argv: str, **options: object) -> "subprocess.Popen[str]":
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*TRGP, *argv], text=True, **{**pipes, **options})  # type: ignore[call-overload]
+from cli_calls import LONG, SMALL, start, wait_for
 
 
 def test_importing_the_package_imports_no_command_line() -> None:
@@ -51,13 +42,6 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     assert second["done_tasks"] or second["done_epochs"]
     epochs = [(e["task"], e["epoch"]) for e in events if e["event"] == "epoch_finished"]
     assert epochs == [(task, epoch) for task in range(2) for epoch in range(1, 41)]
-
-
-def wait_for(log: Path, event: str) -> None:
-    deadline = time.monotonic() + 60
-    while not log.is_file() or event not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.usefixtures("here")

@@ -225,7 +225,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trgp.cli.run.run", interrupted)
+    monkeypatch.setattr("trgp.cli.run.run_seeds", interrupted)
     code, _, err = trgp("run", "split-digits", "--fresh", "--out", "my runs")
     assert code == 130
     assert err == "trgp: Interrupted. Go on with: trgp run split-digits --out 'my runs'\n"

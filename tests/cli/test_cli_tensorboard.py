@@ -4,17 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from cli_calls import SMALL, Trgp
+from cli_calls import SMALL, Trgp, scalars
 
 from trgp.results.store import read
-
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = events.EventAccumulator(str(folder))
-    found.Reload()
-    tags = found.Tags()["scalars"]
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags}
 
 
 def test_the_curves_of_a_run(trgp: Trgp, here: Path) -> None:

@@ -1,7 +1,8 @@
 """The native form is the literal one: same effective weight, same scalings, same shared weight."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -274,6 +275,86 @@ def test_steps_depend_on_shapes_alone() -> None:
     native.gradient_step(task, state, (delta.mT @ x)[None], rate, rate)
     V = native.factored_momentum(task, native.no_momentum(state), delta, x, 0.9)
     native.momentum_step(state, native.nesterov(native.no_momentum(state), V, 0.9), rate, rate)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    g=st.integers(1, 3),
+    o=st.integers(1, 7),
+    n=st.integers(1, 9),
+    b=st.integers(1, 6),
+    K=st.integers(0, 3),
+    more=st.integers(0, 2),
+    data=st.data(),
+)
+def test_padding_changes_nothing(
+    form: native.Form, seed: int, g: int, o: int, n: int, b: int, K: int, more: int, data: Any
+) -> None:
+    """For more tasks and for as many columns as a layer has inputs, from any step on."""
+    ranks = data.draw(st.lists(st.integers(0, n), min_size=g, max_size=g))
+    m = max(ranks)
+    problem = make_problem(seed, g, o, n, K, b, ranks)
+    task, state = native.begin(problem.W, problem.M, problem.masks, form)
+    wide, padded = task, state
+    late = data.draw(st.integers(0, 9))
+    for i in range(10):
+        if i == late:
+            wide, Tsum = native.padded(task, state.Tsum, K + more, form)
+            padded = native.State(state.W, Tsum)
+        delta, x = factors(problem, state.W, i)
+        rates = Schedule().rates(i)
+        if form == "gradient":
+            G = delta.mT @ x
+            state = native.gradient_step(task, state, G, *rates)
+            padded = native.gradient_step(wide, padded, G, *rates)
+        else:
+            state = native.factored_step(task, state, delta, x, *rates)
+            padded = native.factored_step(wide, padded, delta, x, *rates)
+    assert wide.M.shape == (g, n, n)
+    assert wide.signs.shape == (g, 1 + K + more, n)
+    assert padded.Tsum.shape == (g, o, n)
+    assert not padded.Tsum[..., m:].any()
+    torch.testing.assert_close(padded.W, state.W, rtol=0, atol=1e-12)
+    torch.testing.assert_close(padded.Tsum[..., :m], state.Tsum, rtol=0, atol=1e-12)
+    found = native.scalings(wide, padded.Tsum)
+    for S, expected in zip(found, native.scalings(task, state.Tsum), strict=False):
+        torch.testing.assert_close(S, expected, rtol=0, atol=1e-12)
+    assert all(S.numel() == 0 for S in found[K:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shapes_after_padding_depend_on_the_layer_alone(form: native.Form) -> None:
+    """So runs of any memory and trust can be stacked."""
+    shapes = set()
+    for K in range(4):
+        for rank in range(7):
+            problem = make_problem(K, 1, 4, 6, K, 3, [rank])
+            task, state = native.begin(problem.W, problem.M, problem.masks, form)
+            wide, Tsum = native.padded(task, state.Tsum, 3, form)
+            shapes.add(tuple(t.shape for t in (*wide, Tsum)))
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("g", [1, 2])
+@pytest.mark.parametrize("stacked", ["XAB", "XA", "XB", "AB", "A", "X"])
+def test_a_sum_with_a_product_under_vmap_is_that_of_each(g: int, stacked: str) -> None:
+    """Whichever of the three differ from run to run, and wherever their axis is."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"X": (g, 3, 5), "A": (g, 3, 4), "B": (g, 4, 5)}
+    given = {
+        name: torch.randn(*(6,) * (name in stacked), *shape, generator=draw, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
+    for axis in (0, 1, -1):
+        for alpha in (1, -1, 0.5):
+            dims = tuple(axis if name in stacked else None for name in "XAB")
+            moved = [t.movedim(0, axis) if n in stacked else t for n, t in given.items()]
+            found = torch.vmap(partial(native._plus_product, alpha=alpha), in_dims=dims)(*moved)
+            for k in range(6):
+                X, A, B = (t[k] if n in stacked else t for n, t in given.items())
+                torch.testing.assert_close(found[k], X + alpha * A @ B, rtol=0, atol=1e-13)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,18 +1,23 @@
 """A run killed at any moment goes on to the same bits."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from companies import STACKABLE, company, digests, network_for, one_head
 from helpers import mlp
 from small_runs import (
     CASES,
     CLASSES,
+    Conv,
+    Make,
     files_limited_to,
     in_a_new_process,
     measured_apart,
@@ -204,6 +209,332 @@ def test_ctrl_c_says_what_is_saved_and_loses_one_epoch_at_most(
         (t, k + 1) for t, curve in enumerate(result.curves) for k in range(len(curve["loss"]))
     ]
     assert (begun.done_tasks, begun.done_epochs) == (later[0].task, later[0].epoch - 1)
+
+
+# ---- several runs at once --------------------------------------------------------------------
+
+# Three that are stacked, one of them with a first epoch that counts, and two side by side. In two
+# of the stacks some end a task before others, which then go on without them.
+EARLY = {"lr_min": 0.2}
+TOGETHER: dict[str, tuple[str, Make, tuple[int, ...], dict[str, Any]]] = {
+    "trgp": ("trgp", one_head, (8,), {**STACKABLE["trgp"], **EARLY}),
+    "er": ("er", one_head, (8,), {**STACKABLE["er"], **EARLY}),
+    "hat": ("hat", network_for("hat"), (8,), STACKABLE["hat"]),
+    "agem": ("agem", one_head, (8,), {"memory_size": 20}),
+    "convolutions": ("gpm", Conv, (4, 4, 4), {}),
+}
+
+
+def run_together(case: str, out: Path, seeds: Any = (0, 1, 2), **options: Any) -> dict[int, Result]:
+    method, make, shape, settings = TOGETHER[case]
+    usual = {"epochs": 3, "patience": 1, "lr": 0.3, "lr_min": 0.1, **settings}
+    return company(some_tasks(2, *shape), method, out, make, seeds, **(usual | options))
+
+
+@pytest.fixture(scope="module")
+def whole_together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[int, str]]:
+    """The digests of an uninterrupted company, made once."""
+    found: dict[str, dict[int, Result]] = {}
+
+    def make(case: str) -> dict[int, str]:
+        if case not in found:
+            found[case] = run_together(case, tmp_path_factory.mktemp(case))
+            curves = [curve["valid_loss"] for run in found[case].values() for curve in run.curves]
+            assert any(min(losses) < losses[-1] for losses in curves)
+            if TOGETHER[case][3].items() >= EARLY.items():
+                assert len({tuple(map(len, curves[k : k + 2])) for k in (0, 2, 4)}) > 1
+        return digests(found[case])
+
+    return make
+
+
+def begun_at(events: list[Event]) -> dict[int, tuple[int, int]]:
+    """By seed the tasks and epochs that were done when it went on."""
+    started = [event for event in events if isinstance(event, RunStarted)]
+    return {event.seed: (event.done_tasks, event.done_epochs) for event in started}
+
+
+@pytest.mark.parametrize(
+    ("case", "stop"),
+    [(case, (KeyboardInterrupt, StopError)[k % 2]) for k, case in enumerate(TOGETHER)],
+)
+def test_a_company_stopped_after_every_event_ends_the_same(
+    case: str,
+    stop: type[BaseException],
+    whole_together: Callable[[str], dict[int, str]],
+    tmp_path: Path,
+) -> None:
+    """The first time an event happens it ends the company, whose runs are then apart."""
+    met: set[object] = set()
+    places: list[set[tuple[int, int]]] = []
+
+    def observer(event: Event) -> None:
+        place = getattr(event, "task", None), getattr(event, "epoch", None)
+        if (type(event), event.seed, place) not in met:
+            met.add((type(event), event.seed, place))
+            raise stop
+
+    found = None
+    for _ in range(90):
+        seen: list[Event] = []
+
+        def watch(event: Event, seen: list[Event] = seen) -> None:
+            seen.append(event)
+            observer(event)
+
+        with suppress(stop):
+            found = digests(run_together(case, tmp_path, observer=watch))
+        places.append(set(begun_at(seen).values()))
+        if found is not None:
+            break
+    assert found == whole_together(case)
+    assert any(len(each) > 1 for each in places)
+    assert {kind for kind, *_ in met} == {RunStarted, EpochFinished, TaskFinished, RunFinished}  # type: ignore[misc, has-type]
+
+
+@pytest.mark.parametrize("spare", [0, 1e9])
+@pytest.mark.parametrize("case", TOGETHER)
+def test_a_company_killed_at_any_moment_ends_the_same(
+    case: str,
+    spare: float,
+    whole_together: Callable[[str], dict[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is killed leaves what lies on the disk: every epoch, or nearly nothing."""
+    expected = whole_together(case)
+    monkeypatch.setattr(checkpoint, "SPARE", spare)
+    copies: list[Path] = []
+    moments = [(0, 1, 0), (0, 2, 1), (1, 1, 0), (1, 2, 1)]
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch, event.seed) in moments:
+            copies.append(tmp_path / f"killed {len(copies)}")
+            shutil.copytree(tmp_path / "whole", copies[-1])
+
+    assert digests(run_together(case, tmp_path / "whole", observer=observer)) == expected
+    assert len(copies) == len(moments)
+    begun = []
+    for copy in copies:
+        seen: list[Event] = []
+        assert digests(run_together(case, copy, observer=seen.append)) == expected
+        begun.append(begun_at(seen))
+    assert spare or any(len(set(each.values())) > 1 for each in begun)
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 2]])
+@pytest.mark.parametrize("case", TOGETHER)
+def test_runs_that_were_saved_at_other_epochs_go_on_together(
+    case: str,
+    lost: list[int],
+    whole_together: Callable[[str], dict[int, str]],
+    tmp_path: Path,
+) -> None:
+    """Some begin the task again, which others have begun to learn."""
+    expected = whole_together(case)
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch) == (1, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="every finished epoch is saved in"):
+        run_together(case, tmp_path, observer=observer)
+    for seed in lost:
+        (path,) = tmp_path.glob(f"**/seed-{seed}/epoch.safetensors")
+        path.unlink()
+    seen: list[Event] = []
+    assert digests(run_together(case, tmp_path, observer=seen.append)) == expected
+    begun = begun_at(seen)
+    for seed in range(3):
+        assert (begun[seed] == (1, 0)) == (seed in lost)
+
+
+@pytest.mark.parametrize("case", ["trgp", "er"])
+def test_a_stack_of_another_width_is_refused(case: str, tmp_path: Path) -> None:
+    """It would not come to the same bits; nothing of what was learnt is lost by it."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.task == 1:
+            raise KeyboardInterrupt
+
+    def go(*seeds: int, **options: Any) -> dict[int, str]:
+        return digests(run_together(case, tmp_path / "parts", seeds, **options))
+
+    with pytest.raises(Interrupted):
+        go(0, 1, 2, observer=stop)
+    before = {path: path.read_bytes() for path in tmp_path.glob("**/*.safetensors")}
+    assert len(before) >= 3
+    sentence = (
+        r"is of another run \(engine 'stacked, 3 at once' there, '{}' here\); give the command"
+    )
+    for seeds, options, engine in (
+        ([0, 1], {}, "stacked, 2 at once"),
+        ([3, 0, 1, 2], {}, "stacked, 4 at once"),
+        ([1], {}, "captured"),
+        ([1], {"captured": False}, "eager"),
+    ):
+        with pytest.raises(RunError, match=sentence.format(engine)):
+            go(*seeds, **options)
+    assert {path: path.read_bytes() for path in before} == before
+    assert go(0, 1, 2) == digests(run_together(case, tmp_path / "whole"))
+
+
+def test_a_run_of_its_own_goes_on_in_any_company(tmp_path: Path) -> None:
+    """Alone or among others it comes to the same bits."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.task == 1:
+            raise KeyboardInterrupt
+
+    expected = digests(run_together("convolutions", tmp_path / "whole"))
+    with pytest.raises(Interrupted):
+        run_together("convolutions", tmp_path / "parts", observer=stop)
+    seen: list[Event] = []
+    for seeds in ([1], [0, 1, 2]):
+        found = digests(
+            run_together("convolutions", tmp_path / "parts", seeds, observer=seen.append)
+        )
+        assert found == {seed: expected[seed] for seed in seeds}
+    assert all(done[0] == 1 for done in begun_at(seen).values())
+
+
+def test_a_damaged_checkpoint_of_one_leaves_the_others_whole(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.seed) == (1, 2):
+            raise KeyboardInterrupt
+
+    expected = digests(run_together("trgp", tmp_path / "whole"))
+    with pytest.raises(Interrupted):
+        run_together("trgp", tmp_path / "parts", observer=stop)
+    (damaged,) = tmp_path.glob("parts/**/seed-1/epoch.safetensors")
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(RunError, match=r"The checkpoint .*seed-1.* is damaged: .* give --fresh"):
+        run_together("trgp", tmp_path / "parts")
+    damaged.write_bytes(content)
+    assert digests(run_together("trgp", tmp_path / "parts")) == expected
+
+
+# ---- how often is saved ----------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes when an epoch is trained and when a checkpoint is written, and only then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, epoch: float, write: float) -> None:
+        self.now = 100.0
+        self.written: list[tuple[str, int]] = []  # the file, and the epochs that it holds
+        self.spent = 0.0
+        self._epoch = epoch
+
+        def slow(path: Path, tensors: Any, meta: Any) -> None:
+            write_tensors(path, tensors, meta)
+            self.now += write
+            self.spent += write
+            self.written.append((path.name, meta["schedule"]["epoch"]))
+
+        monkeypatch.setattr(checkpoint, "write_tensors", slow)
+        monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def observer(self, event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            self.now += self._epoch
+
+    def assert_shared(self, ends: int) -> None:
+        """A twentieth was for writing, but for so many writes at the beginning and the end."""
+        write, passed = self.spent / len(self.written), self.now - 100.0
+        assert self.spent - ends * write <= passed / 20
+        assert self.spent + ends * write >= passed / 25
+
+    @property
+    def epochs(self) -> list[int]:
+        return [epoch for name, epoch in self.written if name == checkpoint.EPOCH]
+
+
+def forty_epochs(out: Path, **settings: Any) -> Result:
+    return run(some_tasks(1), "finetune", out, lambda: mlp(8, 4, CLASSES), epochs=40, **settings)
+
+
+@pytest.mark.parametrize(("epoch", "write"), [(1.0, 1.0), (1.0, 0.25), (0.01, 2.0)])
+def test_saving_takes_a_twentieth_of_the_time(
+    epoch: float, write: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, epoch, write)
+    forty_epochs(tmp_path, observer=clock.observer)
+    assert clock.written[0] == (checkpoint.TASK, 0)  # nobody knows yet how long it takes
+    assert clock.epochs[-1] == 40  # before the result
+    assert len(clock.epochs) < 40
+    clock.assert_shared(2)
+
+
+@pytest.mark.parametrize("case", ["trgp", "agem"])
+def test_saving_takes_a_twentieth_of_the_time_of_all_together(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs at the same time share what there is for writing."""
+    clock = Clock(monkeypatch, 1.0, 0.2)
+    run_together(case, tmp_path, observer=clock.observer, epochs=40, patience=0)
+    clock.assert_shared(2 * 3 + 2)
+
+
+@pytest.mark.parametrize(("spare", "write"), [(0, 5.0), (19, 0.0)])
+def test_every_epoch_is_saved_where_that_costs_nothing(
+    spare: int, write: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SPARE", spare)
+    clock = Clock(monkeypatch, 1.0, write)
+    forty_epochs(tmp_path, observer=clock.observer)
+    assert clock.epochs == list(range(1, 41))
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, StopError])
+@pytest.mark.parametrize("last", [1, 7, 39])
+def test_whoever_is_interrupted_saves_the_last_epoch(
+    last: int, stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = forty_epochs(tmp_path / "whole")
+    clock = Clock(monkeypatch, 1.0, 10.0)
+
+    def observer(event: Event) -> None:
+        clock.observer(event)
+        if isinstance(event, EpochFinished) and event.epoch == last:
+            raise stop
+
+    with pytest.raises(stop):
+        forty_epochs(tmp_path / "parts", observer=observer)
+    assert clock.epochs == [last]
+    seen: list[Event] = []
+    found = forty_epochs(tmp_path / "parts", observer=seen.append)
+    assert begun_at(seen) == {0: (0, last)}
+    assert measured_apart(found) == measured_apart(expected)
+
+
+def test_an_interruption_while_a_task_begins_loses_no_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next task's file is about to be written, and the last epoch is not."""
+    write, left = checkpoint.write_tensors, [1]
+    monkeypatch.setattr(checkpoint, "SPARE", 1e9)
+
+    def stopped(path: Path, tensors: Any, meta: Any) -> None:
+        if (path.name, meta["task"]) == (checkpoint.TASK, 1) and left:
+            left.clear()
+            raise KeyboardInterrupt
+        write(path, tensors, meta)
+
+    def hurry(event: Event) -> None:
+        if isinstance(event, TaskFinished):
+            monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: 1e99))
+
+    whole = run_case("gpm", tmp_path / "whole")
+    monkeypatch.setattr(checkpoint, "write_tensors", stopped)
+    with pytest.raises(Interrupted):
+        run_case("gpm", tmp_path / "parts", observer=hurry)
+    monkeypatch.setattr(checkpoint, "write_tensors", write)
+    seen: list[Event] = []
+    found = run_case("gpm", tmp_path / "parts", observer=seen.append)
+    assert begun_at(seen) == {0: (1, 0)}
+    assert measured_apart(found) == measured_apart(whole)
 
 
 # ---- one process at a time -------------------------------------------------------------------

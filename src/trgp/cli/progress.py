@@ -9,12 +9,13 @@ from ..results.layout import points
 
 
 class Bar:
-    """One bar over all seeds, with the figures of the last epoch."""
+    """One bar over all seeds, with the place and the figures of the one heard of last."""
 
     def __init__(self, seeds: int) -> None:
         self._seeds = seeds
         self._done = 0
-        self._started: RunStarted | None = None
+        self._started: dict[int, RunStarted] = {}
+        self._epochs: dict[int, int] = {}  # finished ones, of the seeds that are learning
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
@@ -35,29 +36,30 @@ class Bar:
     def __call__(self, event: Event) -> None:
         match event:
             case RunStarted():
-                self._started = event
-                self._show(event.done_tasks, event.done_epochs)
+                self._started[event.seed] = event
+                self._show(event.seed, event.done_tasks, event.done_epochs)
             case EpochFinished():
                 figures = f"loss {event.loss:.3f} val {100 * event.valid_accuracy:.1f} %"
-                self._show(event.task, event.epoch, figures)
+                self._show(event.seed, event.task, event.epoch, figures)
             case TaskFinished():
-                self._show(event.task + 1, 0)
+                self._show(event.seed, event.task + 1, 0)
             case RunFinished():
                 self._done += 1
+                self._epochs.pop(event.seed, None)
                 self._progress.console.print(run_line(event), highlight=False)
 
-    def _show(self, task: int, epoch: int, figures: str = "") -> None:
+    def _show(self, seed: int, task: int, epoch: int, figures: str = "") -> None:
         """How much is done, a task's epochs counted in full once it is over."""
-        run = self._started
-        assert run is not None  # every run that is not stored begins by saying so
+        run = self._started[seed]  # every run that is not stored begins by saying so
         each = run.tasks * run.epochs
-        count = f" ({self._done + 1}/{self._seeds})" if self._seeds > 1 else ""
+        self._epochs[seed] = task * run.epochs + epoch
+        count = f" ({self._done + len(self._epochs)}/{self._seeds})" if self._seeds > 1 else ""
         self._progress.update(
             self._bar,
-            description=f"seed {run.seed}{count} task {min(task + 1, run.tasks)}/{run.tasks} "
+            description=f"seed {seed}{count} task {min(task + 1, run.tasks)}/{run.tasks} "
             f"epoch {epoch}/{run.epochs}",
             total=self._seeds * each,
-            completed=self._done * each + task * run.epochs + epoch,
+            completed=self._done * each + sum(self._epochs.values()),
             figures=figures,
         )
 

@@ -14,13 +14,13 @@ from tyro.conf import arg
 from ..engine.divergence import SeedsFailedError
 from ..engine.errors import Interrupted
 from ..engine.events import Event, Observer, RunFinished
-from ..engine.run import run
 from ..results import render
 from ..results.result import Results
 from ..results.store import run_folder
 from .choice import missing, overview, preset
 from .fields import parser_of, settings
 from .logs import JsonLog
+from .parallel import run_seeds
 from .parsing import parse
 from .progress import Bar
 from .screen import show
@@ -46,6 +46,11 @@ class Running:
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
     engine: Literal["auto", "eager", "captured"] = "auto"
     """Steps one by one (eager) or replayed as CUDA graphs (captured); auto captures on a GPU."""
+    jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """How many processes learn seeds side by side on a CPU (without it: one a core, and one alone
+    where a run uses several cores)."""
+    together: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """How many seeds learn at the same time on a GPU (without it: ten)."""
     out: Annotated[str, arg(metavar="DIR")] = "runs"
     """The folder that results and checkpoints are kept in."""
     data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
@@ -95,17 +100,19 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
         if not running.quiet and sys.stderr.isatty():
             observers.append(stack.enter_context(closing(Bar(len(seeds)))))
         try:
-            results = run(
-                benchmark,
-                running.method,
+            results = run_seeds(
+                seeds,
+                running.jobs,
+                running.device,
+                partial(_tell, observers),
+                benchmark=benchmark,
+                method=running.method,
                 preset=running.preset,
-                seeds=seeds,
-                device=running.device,
                 engine=running.engine,
+                together=running.together,
                 out=running.out,
                 data_root=running.data_root,
                 fresh=running.fresh,
-                observer=partial(_tell, observers),
                 command=_command(argv),
                 **changes,
             )

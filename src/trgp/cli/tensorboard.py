@@ -17,7 +17,7 @@ class TensorBoard:
             raise InputError(
                 "--tensorboard needs a package; install it with `pip install 'trgp[tensorboard]'`."
             )
-        self._writer: Any = None
+        self._writers: dict[int, Any] = {}  # by seed: several may be learning
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -25,27 +25,29 @@ class TensorBoard:
                 self._open(Path(event.folder) / "tensorboard", event)
             case EpochFinished():
                 for name in ("loss", "valid_loss", "valid_accuracy"):
-                    self._add(f"{name}/task {event.task + 1}", getattr(event, name), event.epoch)
+                    value = getattr(event, name)
+                    self._add(event.seed, f"{name}/task {event.task + 1}", value, event.epoch)
             case TaskFinished():
                 for j, accuracy in enumerate(event.accuracies):
                     if accuracy is not None:
-                        self._add(f"accuracy/task {j + 1}", accuracy, event.task + 1)
+                        self._add(event.seed, f"accuracy/task {j + 1}", accuracy, event.task + 1)
             case RunFinished(stored=False):
-                self._add("acc", event.acc, 1)
+                self._add(event.seed, "acc", event.acc, 1)
                 if event.bwt is not None:
-                    self._add("bwt", event.bwt, 1)
-                self.close()
+                    self._add(event.seed, "bwt", event.bwt, 1)
+                self._writers.pop(event.seed).close()
 
     def _open(self, folder: Path, run: RunStarted) -> None:
         if not run.done_tasks and not run.done_epochs:
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()  # of a run that is started over: its curves would mix with these
-        self._writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
+        made = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
+        self._writers[run.seed] = made
 
-    def _add(self, name: str, value: float, step: int) -> None:
-        self._writer.add_scalar(name, value, step)
+    def _add(self, seed: int, name: str, value: float, step: int) -> None:
+        self._writers[seed].add_scalar(name, value, step)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()

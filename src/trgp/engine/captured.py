@@ -50,7 +50,11 @@ class CapturedTask:
         self._progress = progress_of(self._numbers[0] if stacked else self._numbers)
         self._step = torch.zeros(1, dtype=torch.long, device=device)
         self._rows = self._joined_rows(works)
-        self._lr = self._joined([torch.zeros((), device=device) for _ in works])
+        # As many digits as a number in Python has, of which a step reads what its weights have; a
+        # stack, whose bits are its own, is spared the casts.
+        wide = not stacked or any(t.dtype == torch.float64 for t in self._params.values())
+        dtype = torch.float64 if wide else torch.float32
+        self._lr = self._joined([torch.zeros((), dtype=dtype, device=device) for _ in works])
         lead = (len(works),) if stacked else ()
         self._total = torch.zeros(lead, dtype=torch.float64, device=device)
         self._replay = Replay(device)
@@ -84,7 +88,7 @@ class CapturedTask:
             self._put(tensor, [state[path] for state in states])
         self._put(self._numbers, [work.epoch.numbers(self._method) for work in works])
         self._rows.copy_(self._joined_rows(works))
-        self._put(self._lr, [torch.tensor(work.epoch.lr) for work in works])
+        self._put(self._lr, [torch.tensor(work.epoch.lr, dtype=torch.float64) for work in works])
         self._step.zero_()
         self._total.zero_()
 

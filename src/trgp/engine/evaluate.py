@@ -20,7 +20,7 @@ class Evaluation:
         self._network = network
         self._captured = captured
         self._replay = Replay(network.device)
-        self._weights: dict[str, Tensor] = {}
+        self._weights: dict[tuple[str, torch.Size], Tensor] = {}
         self._batches: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         self._totals = torch.zeros(2, dtype=torch.float64, device=network.device)
 
@@ -53,16 +53,18 @@ class Evaluation:
 
     def _held(self, weights: Params) -> Params:
         """The weights in tensors that the graphs know."""
+        held = {}
         for name, tensor in weights.items():
-            if name not in self._weights:
-                self._weights[name] = tensor.clone()
-        held = {name: self._weights[name] for name in weights}
+            key = name, tensor.shape
+            if key not in self._weights:
+                self._weights[key] = tensor.clone()
+            held[name] = self._weights[key]
         torch._foreach_copy_(list(held.values()), list(weights.values()))
         return held
 
     def _replayed(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
         held = self._batches.setdefault(x.shape, (x.clone(), y.clone()))
-        kind = (head, x.shape, frozenset(weights))
+        kind = (head, x.shape, frozenset((n, w.shape) for n, w in weights.items()))
         if kind not in self._replay:
             before = self._totals.clone()
             self._replay.prepare(kind, partial(self._add, weights, *held, head))

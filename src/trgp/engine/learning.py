@@ -42,13 +42,19 @@ class Asked:
     def family(self) -> tuple[object, ...]:
         """What runs that can share their steps have in common: all but seed and rate."""
         config = self.config
-        return config.benchmark, config.method, replace(config.training, lr=1.0), config.data
+        training = replace(config.training, lr=1.0)
+        # As texts: a user's method may have fields that no hash can be made of.
+        return (
+            config.benchmark,
+            config.data_source,
+            *map(repr, (config.method, training, config.data)),
+        )
 
     @property
     def tasks(self) -> tuple[object, ...]:
         """What says which samples it learns."""
         config = self.config
-        return config.benchmark, config.data, config.data_source, self.seed
+        return config.benchmark, config.data_source, repr(config.data), self.seed
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ def learn(
                     sequencer.save()
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            folders = [run.folder for run in runs.values()]
+            folders = [run.folder for run in runs.values()] or [asked[-1].folder]
             where = folders[0] if len(folders) == 1 else folders[0].parent
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
 

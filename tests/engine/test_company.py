@@ -1,0 +1,285 @@
+"""Runs that learn at the same time do not disturb each other, whatever becomes of one of them."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from companies import (
+    CPU,
+    STACKABLE,
+    Tasks,
+    asked_for,
+    company,
+    digests,
+    each_alone,
+    ends,
+    in_float64,
+    one_head,
+    with_heads,
+)
+from small_runs import Conv, Make, result_files, some_tasks
+from torch import nn
+
+import trgp
+from trgp.draws import seed_of
+from trgp.engine import captured, checkpoint, learning
+from trgp.engine.divergence import DivergenceError, SeedsFailedError
+from trgp.engine.errors import RunError
+from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+from trgp.methods import METHODS
+from trgp.results.result import Result, Results
+
+
+@pytest.fixture
+def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU do what a GPU replays."""
+    monkeypatch.setattr("trgp.engine.run.is_captured", lambda engine, device: True)
+
+
+# ---- taking turns ----------------------------------------------------------------------------
+
+
+def images() -> Tasks:
+    return some_tasks(2, 4, 4, 4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_end_with_the_bits_of_eager_ones(method: str, tmp_path: Path) -> None:
+    """At rates that no number in float32 is, nor their products with that of the scalings."""
+    options = STACKABLE.get(method, {"memory_size": 20})
+    found = [
+        company(
+            some_tasks(3), method, tmp_path / str(captured), with_heads, [4],
+            captured=captured, **options,
+        )[4]
+        for captured in (True, False)
+    ]  # fmt: skip
+    assert found[0].digest == found[1].digest
+    assert found[0].curves == found[1].curves
+    assert found[0].accuracy_matrix == found[1].accuracy_matrix
+    if method == "trgp":
+        assert any(found[0].selected)
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+@pytest.mark.parametrize("method", ["trgp", "agem"])
+def test_runs_of_their_own_take_turns_and_end_with_the_bits_they_have_alone(
+    method: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they pause after every step; their running statistics are their own."""
+    options = {"epsilon": 0.0} if method == "trgp" else {"memory_size": 20}
+    alone = each_alone(images(), method, tmp_path / "alone", Conv, **options)
+    monkeypatch.setattr(captured, "CHUNK", chunk)
+    seen: list[Event] = []
+    together = company(
+        images(), method, tmp_path / "together", Conv, observer=seen.append, **options
+    )
+    assert digests(together) == digests(alone)
+    epochs = [event for event in seen if isinstance(event, EpochFinished)]
+    places = [(event.task, event.epoch) for event in epochs]
+    assert places == sorted(places)
+    assert [event.seed for event in epochs] == [0, 1, 2] * 4
+
+
+def test_a_company_is_told_by_its_results(tmp_path: Path, replaying: None) -> None:
+    def run(**options: Any) -> Results:
+        return trgp.run(
+            some_tasks(2), "gpm", network=one_head, epochs=1, device="cpu", out=tmp_path, **options
+        )
+
+    together = run(seeds=3, together=2)
+    assert [result.seed for result in together] == [0, 1, 2]
+    counted = [", 2 runs at once" in result.device for result in together]
+    assert counted == [True, True, False]
+    seen: list[Event] = []
+    again = run(seeds=3, together=2, observer=seen.append)
+    assert again == together
+    assert seen == [RunFinished(r.seed, r.acc, r.bwt, stored=True) for r in together]
+    (folder,) = {path.parents[1] for path in result_files(tmp_path)}
+    fresh = run(seeds=3, together=3, fresh=True)
+    assert all(", 3 runs at once" in result.device for result in fresh)
+    for seed in range(3):
+        left = {path.name for path in (folder / f"seed-{seed}").iterdir()}
+        assert left == {"lock", "result.json", "result.previous.json"}
+
+
+@pytest.mark.parametrize("method", ["gpm", "agem"])
+def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
+    method: str, tmp_path: Path
+) -> None:
+    """Between the look for a result and the lock lies the time that reading the data takes."""
+    quicker: dict[int, Result] = {}
+    asked = asked_for(some_tasks(1), method, tmp_path, one_head, [0, 1])
+    slow = asked[1].load
+
+    def load(seed: int, device: torch.device) -> Any:
+        if not quicker:
+            quicker.update(company(some_tasks(1), method, tmp_path, one_head, [1]))
+        return slow(seed, device)
+
+    late = learning.Asked(asked[1].config, 1, load, asked[1].folder, "a test")
+    seen: list[Event] = []
+    found = {run.seed: end for run, end in ends([asked[0], late], observer=seen.append)}
+    assert found[1] == quicker[1]
+    assert isinstance(found[0], Result)
+    assert [event.seed for event in seen if isinstance(event, RunStarted)] == [0]
+
+
+# ---- early stopping --------------------------------------------------------------------------
+
+PATIENT = {"epochs": 12, "patience": 1, "lr": 0.2, "lr_min": 0.04}
+
+
+def lengths(results: dict[int, Result]) -> dict[int, list[int]]:
+    return {seed: [len(c["loss"]) for c in result.curves] for seed, result in results.items()}
+
+
+@pytest.mark.parametrize("method", ["finetune", "single", "gpm", "trgp", "ewc", "er", "lwf"])
+def test_stacked_runs_that_end_a_task_early_wait_for_the_others(
+    method: str, tmp_path: Path
+) -> None:
+    """Everyone learns as long as alone, from its own samples and with its own memory."""
+    tasks = some_tasks(3, samples=60, dtype=torch.float64)
+    settings = {**PATIENT, **STACKABLE[method]}
+    make = in_float64(one_head)
+    seen: list[Event] = []
+    together = company(tasks, method, tmp_path / "together", make, observer=seen.append, **settings)
+    alone = each_alone(tasks, method, tmp_path / "alone", make, **settings)
+    assert lengths(together) == lengths(alone)
+    assert any(len(set(each)) > 1 for each in zip(*lengths(alone).values(), strict=True))
+    for seed, result in together.items():
+        for found, expected in zip(result.curves, alone[seed].curves, strict=True):
+            for key, values in expected.items():
+                assert found[key] == pytest.approx(values, rel=1e-8)
+        assert result.accuracy_matrix == alone[seed].accuracy_matrix
+    places = [event.task for event in seen if isinstance(event, (EpochFinished, TaskFinished))]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("method", ["finetune", "trgp", "er"])
+def test_the_bits_of_a_stack_do_not_depend_on_who_stops_when(method: str, tmp_path: Path) -> None:
+    tasks = some_tasks(3, samples=60)
+    settings = {**PATIENT, **STACKABLE[method]}
+    expected = company(tasks, method, tmp_path / "one", one_head, (0, 1, 2), **settings)
+    for place, seeds in enumerate([(0, 6, 3), (7, 1, 5), (4, 8, 2)]):
+        found = company(tasks, method, tmp_path / str(seeds), one_head, seeds, **settings)
+        assert found[place].digest == expected[place].digest
+
+
+@pytest.mark.parametrize(("method", "make"), [("agem", one_head), ("gpm", Conv)])
+def test_runs_of_their_own_do_not_wait(method: str, make: Make, tmp_path: Path) -> None:
+    tasks = some_tasks(3, 4, 4, 4) if make is Conv else some_tasks(3, samples=60)
+    seen: list[Event] = []
+    together = company(tasks, method, tmp_path / "together", make, observer=seen.append, **PATIENT)
+    alone = each_alone(tasks, method, tmp_path / "alone", make, **PATIENT)
+    assert len({tuple(each) for each in lengths(alone).values()}) > 1
+    assert digests(together) == digests(alone)
+    places = [event.task for event in seen if isinstance(event, (EpochFinished, TaskFinished))]
+    assert places != sorted(places)
+
+
+# ---- one that fails --------------------------------------------------------------------------
+
+
+def exploding(make: Make, seed: int, task: int) -> Make:
+    """Networks of which one, as it is initialised for a seed and task, cannot be learnt from."""
+
+    def made() -> nn.Module:
+        network = make()
+        if torch.initial_seed() == seed_of(seed, "init", task):
+            for param in network.parameters():
+                nn.init.constant_(param, 1e30)
+        return network
+
+    return made
+
+
+@pytest.mark.parametrize(("make", "shape"), [(one_head, (8,)), (Conv, (4, 4, 4))])
+def test_a_seed_that_diverges_leaves_the_others_as_they_are(
+    make: Make, shape: tuple[int, ...], tmp_path: Path, replaying: None
+) -> None:
+    """Stacked and side by side; what it has finished before is kept."""
+    tasks = some_tasks(3, *shape)
+    settings: dict[str, Any] = {"epochs": 2, "batch": 8, "lr": 0.1, "patience": 0}
+    expected = company(tasks, "single", tmp_path / "sound", make, **settings)
+
+    def go(observer: Any) -> None:
+        trgp.run(
+            tasks, "single", network=exploding(make, 1, 1), seeds=3, device="cpu",
+            out=tmp_path / "exploding", observer=observer, **settings,
+        )  # fmt: skip
+
+    for attempt in range(2):
+        seen: list[Any] = []
+        with pytest.raises(
+            SeedsFailedError, match="Seed 1: The training diverged in task 2, e"
+        ) as e:
+            go(seen.append)
+        assert [failure.task for failure in e.value.failures] == [1]
+        finished = {result.seed: result.digest for result in e.value.finished}
+        assert finished == {seed: expected[seed].digest for seed in (0, 2)}
+        begun = next(event for event in seen if isinstance(event, RunStarted) and event.seed == 1)
+        assert (begun.done_tasks, begun.done_epochs) == (attempt, 0)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written while a run goes on, but where it begins."""
+    monkeypatch.setattr(checkpoint, "SPARE", 1e9)
+
+
+def test_a_run_of_a_stack_that_diverges_keeps_its_last_epoch(
+    tmp_path: Path, unhurried: None
+) -> None:
+    """In the middle of a task, of which its last good epoch is not written yet."""
+    tasks = some_tasks(2, samples=60)
+
+    def go(out: str, *rates: float) -> tuple[dict[float, Any], list[Event]]:
+        asked = [
+            run
+            for rate in rates
+            for run in asked_for(
+                tasks, "ewc", tmp_path / out, one_head, [1], lr=rate, epochs=6, strength=50.0
+            )
+        ]
+        seen: list[Event] = []
+        found = ends(asked, observer=seen.append)
+        return {run.config.training.lr: end for run, end in found}, seen
+
+    sound, _ = go("sound", 0.1, 0.2, 0.3)
+    mixed, seen = go("mixed", 0.1, 2.0, 0.3)
+    for rate in (0.1, 0.3):
+        assert mixed[rate].digest == sound[rate].digest
+    error = mixed[2.0]
+    assert isinstance(error, DivergenceError)
+    assert error.task == 1
+    assert error.epoch >= 1
+    again, seen = go("mixed", 0.1, 2.0, 0.3)
+    assert str(again[2.0]) == str(error)
+    begun = next(event for event in seen if isinstance(event, RunStarted))
+    assert (begun.done_tasks, begun.done_epochs) == (error.task, error.epoch)
+
+
+def test_a_failure_of_one_run_saves_the_others(tmp_path: Path, unhurried: None) -> None:
+    """Whoever is told of it may give up on all; nobody loses an epoch that was not written yet."""
+    tasks = some_tasks(2)
+    whole = company(tasks, "gpm", tmp_path / "whole", epochs=3)
+
+    def fail(event: Event) -> None:
+        if not isinstance(event, EpochFinished):
+            return
+        if (event.task, event.epoch, event.seed) == (1, 2, 1):
+            raise RunError("Something is wrong.")
+
+    asked = asked_for(tasks, "gpm", tmp_path / "parts", one_head, [0, 1, 2], epochs=3)
+    with closing(learning.learn(asked, CPU, True, fail)) as found:
+        run, end = next(found)
+    assert run.seed == 1
+    assert str(end) == "Something is wrong."
+    seen: list[Event] = []
+    again = company(tasks, "gpm", tmp_path / "parts", observer=seen.append, epochs=3)
+    assert digests(again) == digests(whole)
+    begun = {e.seed: (e.done_tasks, e.done_epochs) for e in seen if isinstance(e, RunStarted)}
+    assert begun == dict.fromkeys(range(3), (1, 2))

@@ -1,0 +1,81 @@
+"""What a training step does depends on the width of the memory, not on the number of tasks."""
+
+from typing import Any
+
+import pytest
+import torch
+from small_runs import Heads, some_tasks
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trgp.data import Tensors
+from trgp.engine.batches import Part
+from trgp.engine.context import Context
+from trgp.engine.network import Network
+from trgp.engine.train import Epoch, Work, train_epoch
+from trgp.methods.base import Method, Params
+from trgp.methods.gpm import GPMMethod
+from trgp.methods.trgp import TRGPMethod
+from trgp.tree import State
+
+CPU = torch.device("cpu")
+FEW, MANY = 3, 12
+
+
+class Noted(TorchDispatchMode):
+    """Notes every operation with the shapes of the tensors it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = [
+            leaf.shape
+            for leaf in torch.utils._pytree.tree_leaves((args, kwargs or {}))
+            if isinstance(leaf, Tensor)
+        ]
+        self.calls.append((str(func), read))
+        return func(*args, **(kwargs or {}))
+
+
+def epoch_of(
+    method: Method, network: Network, samples: Tensors, task: int, params: Params
+) -> Epoch:
+    free = network.trainable - method.frozen(task)
+    trained = [name for name in params if name in free or name not in network.names]
+    return Epoch(0, task, 0, [Part(task, task, samples)], 20, 0.1, trained)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        GPMMethod(threshold=(1.0,)),
+        TRGPMethod(threshold=(1.0,), epsilon=0.0, scale_rate=0.1),
+    ],
+    ids=["gpm", "trgp"],
+)
+def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
+    network = Network(lambda: Heads(heads=MANY + 1), True, CPU, 0)
+    method = method.bind(network)
+    params: Params = network.initial_params()
+    state: State = {}
+    noted: dict[int, list[tuple[str, list[torch.Size]]]] = {}
+    for task, ((x, y), _) in enumerate(some_tasks(MANY + 1)):
+        samples = Tensors(x, y)
+        ctx = Context(network, task, task, samples, params, state, 20, 0, MANY + 1)
+        begun, started = method.begin_task(ctx)
+        epoch = epoch_of(method, network, samples, task, begun)
+        if task in (FEW, MANY):
+            # Of the same width, whatever the memories hold by now.
+            full = {**started, **method.padded(started)}
+            with Noted() as each:
+                train_epoch(method, Work(begun, full, epoch))
+            noted[task] = each.calls
+        trained = train_epoch(method, Work(begun, started, epoch))
+        ended = Context(
+            network, task, task, samples, trained.params, trained.state, 20, 0, MANY + 1
+        )
+        params, state = method.end_task(ended)
+    assert len(noted[FEW]) > 50
+    assert noted[FEW] == noted[MANY]
