@@ -20,7 +20,7 @@ from companies import (
     with_heads,
 )
 from small_runs import Conv, Make, result_files, some_tasks
-from torch import nn
+from torch import Tensor, nn
 
 import trgp
 from trgp.draws import seed_of
@@ -28,7 +28,8 @@ from trgp.engine import captured, checkpoint, learning
 from trgp.engine.divergence import DivergenceError, SeedsFailedError
 from trgp.engine.errors import RunError
 from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
-from trgp.methods import METHODS
+from trgp.methods import METHODS, Params
+from trgp.methods.finetune import Finetune
 from trgp.results.result import Result, Results
 
 
@@ -283,3 +284,48 @@ def test_a_failure_of_one_run_saves_the_others(tmp_path: Path, unhurried: None) 
     assert digests(again) == digests(whole)
     begun = {e.seed: (e.done_tasks, e.done_epochs) for e in seen if isinstance(e, RunStarted)}
     assert begun == dict.fromkeys(range(3), (1, 2))
+
+
+# ---- what cannot be stacked ------------------------------------------------------------------
+
+
+class Looking(Finetune):
+    """A step that looks at a value, which nothing stacked can do."""
+
+    def step(self, params: Params, grads: Any, state: Any, batch: Any, lr: Any) -> Any:
+        if float(batch.y.sum()) < 0:
+            return params, {}
+        return super().step(params, grads, state, batch, lr)
+
+
+class Careful(Looking):
+    """The same, which says so."""
+
+    def stackable(self) -> bool:
+        return False
+
+
+class Wary(nn.Linear):
+    """A network that looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if bool(self.weight.abs().sum() >= 0) else x
+
+
+def test_a_method_that_cannot_be_stacked_is_told_how_to_say_so(tmp_path: Path) -> None:
+    tasks, name = some_tasks(2), __name__
+    with pytest.raises(RunError, match=r"Looking cannot be stacked .* stackable\(\) return False"):
+        company(tasks, f"{name}:Looking", tmp_path / "a", one_head, [0, 1])
+    found = company(tasks, f"{name}:Careful", tmp_path / "b", one_head, [0, 1])
+    plain = company(tasks, "finetune", tmp_path / "c", one_head, [1], captured=False)
+    assert found[1].digest == plain[1].digest
+
+
+def test_a_network_that_cannot_be_stacked_learns_beside_others(tmp_path: Path) -> None:
+    tasks = some_tasks(2)
+    found = company(tasks, "finetune", tmp_path / "a", Wary, [0, 1])
+    alone = company(tasks, "finetune", tmp_path / "b", Wary, [1], captured=False)
+    assert found[1].digest == alone[1].digest

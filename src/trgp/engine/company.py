@@ -31,7 +31,13 @@ def stacks_well(method: Method, x: torch.Tensor) -> bool:
     """
     network = method.network
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules())
-    return method.stackable() and not convolves and not network.buffers and not network.draws(x)
+    return (
+        method.stackable()
+        and not convolves
+        and not network.buffers
+        and not network.draws(x)
+        and network.vmaps(x)
+    )
 
 
 class Member:
@@ -139,6 +145,12 @@ class Stack:
             except StopIteration as end:
                 self._training = None
                 trained = end.value
+            except RuntimeError as error:
+                name = type(first.method).__name__
+                raise RunError(
+                    f"{name} cannot be stacked over several seeds ({error}); let its stackable() "
+                    "return False, or give --together 1."
+                ) from error
             else:
                 return
         for place, member in self._group.items():

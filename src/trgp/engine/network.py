@@ -137,6 +137,16 @@ class Network:
             self(params, x, 0)
         return not before.equal(_random_state(self.device))
 
+    def vmaps(self, x: Tensor) -> bool:
+        """Whether torch can compute it for several sets of parameters at once."""
+        params = {n: torch.stack([p, p]) for n, p in self.initial_params().items()}
+        try:
+            with torch.no_grad():
+                torch.vmap(lambda own: self(own, x, 0))(params)
+        except Exception:  # a user's network can fail in any way
+            return False
+        return True
+
     def initial_params(self, task: int = 0) -> dict[str, Tensor]:
         """Parameters and buffers as initialised: always the same for a seed and task."""
         return _tensors(self._initialised(task))
