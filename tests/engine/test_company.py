@@ -1,6 +1,7 @@
 """Runs that learn at the same time do not disturb each other, whatever becomes of one of them."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,19 @@ from companies import (
     one_head,
     with_heads,
 )
-from small_runs import Conv, Make, result_files, some_tasks
+from helpers import mlp
+from small_runs import CLASSES, Conv, Make, result_files, some_tasks
 from torch import Tensor, nn
 
 import trgp
+from trgp.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine import captured, checkpoint, learning
+from trgp.engine.context import Context
 from trgp.engine.divergence import DivergenceError, SeedsFailedError
 from trgp.engine.errors import RunError
 from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+from trgp.engine.network import Network
 from trgp.methods import METHODS, Params
 from trgp.methods.finetune import Finetune
 from trgp.results.result import Result, Results
@@ -329,3 +334,41 @@ def test_a_network_that_cannot_be_stacked_learns_beside_others(tmp_path: Path) -
     found = company(tasks, "finetune", tmp_path / "a", Wary, [0, 1])
     alone = company(tasks, "finetune", tmp_path / "b", Wary, [1], captured=False)
     assert found[1].digest == alone[1].digest
+
+
+class Late(Finetune):
+    """A step that makes what it names as moving, but nothing has put there."""
+
+    moving = ("count",)
+
+    def step(self, params: Params, grads: Any, state: Any, batch: Any, lr: Any) -> Any:
+        new, _ = super().step(params, grads, state, batch, lr)
+        return new, {"count": torch.ones(1)}
+
+
+def test_what_a_step_changes_must_be_there_before(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"A step made count .* let begin_task put it there"):
+        company(some_tasks(2), f"{__name__}:Late", tmp_path, one_head, [0])
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_a_rounded_network_is_stacked_as_it_is_alone(precision: str, tmp_path: Path) -> None:
+    """Its first layer's gradient whole, the next one's in factors, in a run that has a memory."""
+    options = {"threshold": 0.9, "epsilon": 0.0, "precision": precision, "batch": 4, "lr": 0.01}
+    make = partial(mlp, 4, 256, 64, CLASSES, bias=False)
+    tasks = some_tasks(2, 4)
+    found = company(tasks, "trgp", tmp_path / "a", make, [0, 1], **options)
+    alone = company(tasks, "trgp", tmp_path / "b", make, [1], captured=False, **options)
+    losses = [run.curves[1]["loss"] for run in (found[1], alone[1])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5 if precision != "bfloat16" else 0.02)
+
+
+def test_the_gradient_that_selects_is_never_rounded(tmp_path: Path) -> None:
+    trusted = []
+    for precision in ("float32", "bfloat16"):
+        network = Network(one_head, False, CPU, 0, precision)
+        method = METHODS["trgp"]().bind(network)
+        (x, y), _ = some_tasks(1)[0]
+        ctx = Context(network, 0, 0, Tensors(x, y), network.initial_params(), {}, 8, 0, 1)
+        trusted.append(ctx.gradients(method, ctx.samples(20, "selection")))
+    assert all(trusted[0][name].equal(trusted[1][name]) for name in trusted[0])

@@ -364,16 +364,15 @@ def test_a_stack_of_another_width_is_refused(case: str, tmp_path: Path) -> None:
         go(0, 1, 2, observer=stop)
     before = {path: path.read_bytes() for path in tmp_path.glob("**/*.safetensors")}
     assert len(before) >= 3
-    sentence = (
-        r"is of another run \(engine 'stacked, 3 at once' there, '{}' here\); give the command"
-    )
-    for seeds, options, engine in (
-        ([0, 1], {}, "stacked, 2 at once"),
-        ([3, 0, 1, 2], {}, "stacked, 4 at once"),
-        ([1], {}, "captured"),
-        ([1], {"captured": False}, "eager"),
+    sentence = r"is of another run \(engine 'stacked, {} of 3' there, '{}' here\); give the command"
+    for seeds, options, place, engine in (
+        ([0, 1], {}, 1, "stacked, 1 of 2"),
+        ([3, 0, 1, 2], {}, 1, "stacked, 2 of 4"),
+        ([2, 1, 0], {}, 3, "stacked, 1 of 3"),
+        ([1], {}, 2, "captured"),
+        ([1], {"captured": False}, 2, "eager"),
     ):
-        with pytest.raises(RunError, match=sentence.format(engine)):
+        with pytest.raises(RunError, match=sentence.format(place, engine)):
             go(*seeds, **options)
     assert {path: path.read_bytes() for path in before} == before
     assert go(0, 1, 2) == digests(run_together(case, tmp_path / "whole"))

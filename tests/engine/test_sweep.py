@@ -298,3 +298,21 @@ def test_a_company_ends_as_the_processes_do_and_leaves_out_what_is_finished(
             assert ended.result.acc == pytest.approx(before.result.acc, abs=0.01)
         else:
             assert "diverged" in ended.failure
+
+
+def test_a_damaged_result_fails_its_own_cell_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, place = some_cells(0.1), Place("cpu", tmp_path)
+    folder = cells[1].folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{")
+    monkeypatch.setattr(sweep, "resolve", lambda device: torch.device("cuda"))
+    learn = sweep.learn
+    monkeypatch.setattr(
+        sweep, "learn", lambda asked, device, **options: learn(asked, CPU, **options)
+    )
+    found = {e.cell.seed: e for e in carry_out(plan(cells, place), place, 3, str)}
+    assert found[0].result is not None
+    assert found[2].result is not None
+    assert "no JSON or was cut short" in found[1].failure

@@ -91,6 +91,8 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
     """Run, and show what came out."""
     seeds = chosen(running.seed, running.seeds)
     stored = Stored()
+    # With events on stdout, what people read goes beside it.
+    file = sys.stderr if running.log_json == "-" else sys.stdout
     with ExitStack() as stack:
         observers: list[Observer] = [stored]
         if running.log_json is not None:
@@ -118,13 +120,11 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
             )
         except SeedsFailedError as error:
             if error.finished:
-                _conclude(error.finished, running.out, stored.seeds, sys.stdout)
+                _conclude(error.finished, running.out, stored.seeds, file)
             raise
         except KeyboardInterrupt as error:
             again = _command([arg for arg in argv if arg != "--fresh"])
             raise Interrupted(f"{str(error) or 'Interrupted.'} Go on with: {again}") from None
-    # With events on stdout, what people read goes beside it.
-    file = sys.stderr if running.log_json == "-" else sys.stdout
     _conclude(results, running.out, stored.seeds, file)
 
 

@@ -162,10 +162,11 @@ def _conclude(planned: Plan, ended: Sequence[Ended], place: Place) -> None:
         show(render.main_table(together((c, results[c]) for c in planned.cells if c in results)))
         print(f"Results: {place.out}", flush=True)
     failed = [each for each in ended if each.result is None]
+    # On a GPU a checkpoint may be of a stack, which a run alone does not go on from.
+    fresh = "" if resolve(place.device).type == "cpu" else " --fresh"
     for each in failed:
-        _tell(
-            f"{each.cell} failed: {each.failure}\n      Repeat it with: {typed(each.cell, place)}"
-        )
+        again = typed(each.cell, place) + fresh
+        _tell(f"{each.cell} failed: {each.failure}\n      Repeat it with: {again}")
     for sentence in dict.fromkeys(planned.lacking.values()):
         without = [cell for cell, why in planned.lacking.items() if why == sentence]
         names = ", ".join(dict.fromkeys(cell.config.benchmark for cell in without))

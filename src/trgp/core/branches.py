@@ -39,8 +39,10 @@ def side_by_side(items: Iterable[T]) -> Iterator[T]:
         return
     for branch in branches:
         branch.wait_stream(main)
-    for k, item in enumerate(items):
-        with torch.cuda.stream(branches[k % len(branches)]):
-            yield item
-    for branch in branches:
-        main.wait_stream(branch)
+    try:
+        for k, item in enumerate(items):
+            with torch.cuda.stream(branches[k % len(branches)]):
+                yield item
+    finally:  # also where the work failed: a capture cannot end while a branch is open
+        for branch in branches:
+            main.wait_stream(branch)

@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 from torch.nn.functional import pad
 
 from .subspace import columns_of
+from .vmapped import is_batchedtensor, runs_first
 
 Form = Literal["gradient", "factored"]
 Rate = float | Tensor
@@ -247,8 +247,4 @@ class _StackedProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Any:
-        stacked = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((X, A, B), in_dims, strict=False)
-        ]
-        return torch.baddbmm(*stacked, alpha=alpha), 0
+        return torch.baddbmm(*runs_first(info, in_dims, X, A, B), alpha=alpha), 0

@@ -70,7 +70,9 @@ def rows_of(parts: Sequence[Part], size: int, *key: int | str) -> tuple[tuple[Cu
 def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
     """The same as batches."""
     found, rows = rows_of(parts, size, *key)
-    rows = rows.to(parts[0].samples.y.device)
+    device = parts[0].samples.y.device
+    if device.type == "cuda":  # or this would wait for all that is queued
+        rows = rows.pin_memory().to(device, non_blocking=True)
     for (i, length), row in zip(found, rows, strict=True):
         part = parts[i]
         yield Batch(*part.samples.batch(row[:length]), part.task, part.head)

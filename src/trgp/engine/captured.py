@@ -31,6 +31,8 @@ class CapturedTask:
         """`method` is that of the first run; of the others only options that steps read matter."""
         device = method.network.device
         first = works[0].epoch
+        if len({tuple(len(part.samples) for part in work.epoch.parts) for work in works}) > 1:
+            raise RuntimeError("the runs have other numbers of samples")
         self.task = first.task
         self._method = method
         self._stacked = stacked
@@ -114,6 +116,10 @@ class CapturedTask:
         params, changes, loss = self._stepped(state, batch, cut)
         with torch.no_grad():
             changed = [n for n, tensor in params.items() if tensor is not self._params[n]]
+            if new := [path for path, _ in leaves(changes) if path not in self._moving]:
+                raise ValueError(
+                    f"A step made {', '.join(new)} of the state; let begin_task put it there."
+                )
             moved = [(p, t) for p, t in leaves(changes) if t is not self._moving[p]]
             torch._foreach_copy_(
                 [self._params[n] for n in changed] + [self._moving[p] for p, _ in moved],

@@ -90,9 +90,16 @@ class Member:
             except StopIteration:
                 self.over = True
             except RunError as error:
-                self.over, self.error = True, error
-                with suppress(RunError):
-                    self.sequencer.save()
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, if it has not ended already; its finished epochs are saved."""
+        if not self.over:
+            told = error if isinstance(error, RunError) else None
+            self.over, self.asked = True, None
+            self.error = told or RunError(f"{type(error).__name__}: {error}")
+            with suppress(RunError):
+                self.sequencer.save()
 
     def _trained(self, work: Work) -> Generator[None, None, Trained]:
         if not self._captured:
@@ -115,6 +122,7 @@ class Stack:
         self._width = width
         self._group: dict[int, Member] = {}
         self._steps: CapturedTask | None = None
+        self._proven = False  # whether an epoch was trained: torch can stack these runs
         self._held: frozenset[int] = frozenset()  # the places whose runs the steps know
         self._training: Generator[None, None, list[Trained]] | None = None
 
@@ -143,13 +151,15 @@ class Stack:
             try:
                 next(self._training)
             except StopIteration as end:
-                self._training = None
+                self._training, self._proven = None, True
                 trained = end.value
             except RuntimeError as error:
+                if self._proven or isinstance(error, torch.OutOfMemoryError):
+                    raise
                 name = type(first.method).__name__
                 raise RunError(
                     f"{name} cannot be stacked over several seeds ({error}); let its stackable() "
-                    "return False, or give --together 1."
+                    "return False, or give --together 1 and --fresh."
                 ) from error
             else:
                 return
@@ -176,15 +186,25 @@ class Stack:
         return epoch.task, not ("first" in member.method.needs and epoch.number == 0)
 
 
-def together(units: Sequence[Member | Stack]) -> Iterator[Member]:
-    """Let all learn, and give each back when it has ended."""
+def together(units: Sequence[Member | Stack], forgiving: bool) -> Iterator[Member]:
+    """Let all learn, and give each back when it has ended.
+
+    forgiving: whether whatever else goes wrong than a `RunError`, in a method say, is also told as
+        the failure of that run alone.
+    """
     going = list(units)
     left = [member for unit in units for member in unit.members]
     while left:
         for unit in going:
             for member in unit.members:
                 member.sequencer.company = len(left)
-            unit.take_turn()
+            try:
+                unit.take_turn()
+            except Exception as error:
+                if not (forgiving or isinstance(error, RunError)):
+                    raise
+                for member in unit.members:
+                    member.fail(error)
             for member in [m for m in unit.members if m.over and m in left]:
                 left.remove(member)
                 yield member

@@ -44,7 +44,7 @@ class Training:
     sense only where BatchNorm uses the batch at hand."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """What the network's own products are rounded to while it trains, where the device can;
-    projections and evaluation are always in float32."""
+    projections, selection and evaluation are not."""
     score_on: Literal["test", "validation"] = "test"
     """What the accuracy matrix is measured on: settings are to be chosen on validation data."""
     evaluate_unseen: bool = False

@@ -39,10 +39,10 @@ class Context:
         return epoch_batches([part], size, self.seed, purpose, self.task)
 
     def gradients(self, method: Method, batch: Batch) -> Grads:
-        """Of the loss at ctx.params, without dropout."""
+        """Of the loss at ctx.params, without dropout and in full precision."""
         self.network.module.eval()
         _, grads = loss_and_gradients(
-            method, self.params, self.state, batch, self.network.trainable
+            method, self.params, self.state, batch, self.network.trainable, rounded=False
         )
         return grads
 

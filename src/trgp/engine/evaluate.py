@@ -63,7 +63,9 @@ class Evaluation:
         return held
 
     def _replayed(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
-        held = self._batches.setdefault(x.shape, (x.clone(), y.clone()))
+        if x.shape not in self._batches:
+            self._batches[x.shape] = x.clone(), y.clone()
+        held = self._batches[x.shape]
         kind = (head, x.shape, frozenset((n, w.shape) for n, w in weights.items()))
         if kind not in self._replay:
             before = self._totals.clone()
@@ -75,5 +77,5 @@ class Evaluation:
 
 def mean(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     """Over the samples of several parts."""
-    weights = torch.tensor(counts, dtype=torch.float64, device=scores[0].device)
-    return weights @ torch.stack(list(scores)) / weights.sum()
+    sums = [count * score for count, score in zip(counts, scores, strict=True)]
+    return torch.stack(sums).sum(0) / sum(counts)

@@ -25,7 +25,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class EpochFinished:
-    """One epoch is trained, validated and saved."""
+    """One epoch is trained and validated."""
 
     seed: int
     task: int

@@ -1,7 +1,7 @@
 """A batch's loss and its gradient, or for linear layers the factors of it."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,13 +20,16 @@ def loss_and_gradients(
     batch: Batch,
     trained: Collection[str],
     factored: Collection[str] = (),
+    *,
+    rounded: bool = True,
 ) -> tuple[Tensor, Grads]:
     """The mean loss and its gradient by name; what the loss does not depend on is left out.
 
-    The weights named in `factored` get no gradient of their own, but its factors.
+    factored: names of weights that get no gradient of their own, but its factors.
+    rounded: whether it is computed as training is, where that is not in full precision.
     """
     free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
-    with method.network.rounding():
+    with method.network.rounding() if rounded else nullcontext():
         with probed(method.network.module, dict.fromkeys(factored)) as seen:
             loss = method.loss({**params, **free}, state, batch)
         probes = [probe for calls in seen.values() for _, probe in calls]

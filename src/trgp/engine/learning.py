@@ -1,7 +1,6 @@
 """Runs from their folders to their results: what is stored is read, what is not is learnt."""
 
 import json
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from .config import Config
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished
 from .given import Load, fingerprint
-from .machine import repeatable, settle_libraries
+from .machine import finish_all, repeatable, settle_libraries
 from .network import Network
 from .outcome import outcome
 from .sequence import Sequencer
@@ -66,6 +65,8 @@ class _Bound:
     method: Method
     width: int
     """Of the stack it learns in; 1 if it has its steps for itself."""
+    place: int
+    """In the stack, that of when none was finished."""
 
 
 def learn(
@@ -74,36 +75,40 @@ def learn(
     captured: bool,
     observer: Observer,
     aside: Sequence[Path] = (),
+    forgiving: bool = False,
 ) -> Generator[tuple[Asked, Result | RunError]]:
     """Learn all at the same time, each from its last checkpoint on; a stored result is read.
 
-    What lies in the folders `aside` is put there once nothing is wrong with the input.
+    What lies in the folders `aside` is put there once nothing is wrong with the input. `forgiving`
+    is as for `together`.
     """
     new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
     for run in asked:
         if run not in new:
-            yield run, _stored(run, observer)
+            yield run, _stored_or_error(run, observer)
     if not new:
         return
     with repeatable(device), ExitStack() as locks:
-        # Counted with those that are finished: a stack stays as wide as it began.
-        widths = Counter(run.family for run in asked)
         with bad_input():
             tasks: dict[object, Benchmark] = {}  # which runs from the same seed share
             bound = []
             for run in new:
                 if run.tasks not in tasks:
                     tasks[run.tasks] = run.load(run.seed, device)
-                width = widths[run.family] if captured else 1
-                bound.append(_bound(run, tasks[run.tasks], device, width))
+                alike = [other for other in asked if captured and other.family == run.family]
+                bound.append(_bound(run, tasks[run.tasks], device, alike))
         for folder in aside:
             _set_aside(folder)
-        for run in new:
-            locks.enter_context(_alone(run.folder))
         for each in list(bound):
-            if (each.run.folder / RESULT).exists():  # by now, by another process
+            try:
+                locks.enter_context(_alone(each.run.folder))
+            except RunError as error:
                 bound.remove(each)
-                yield each.run, _stored(each.run, observer)
+                yield each.run, error
+                continue
+            if not aside and (each.run.folder / RESULT).exists():  # by now, by another process
+                bound.remove(each)
+                yield each.run, _stored_or_error(each.run, observer)
         if not bound:
             return
         settle_libraries(max(each.method.network.weights for each in bound), device)
@@ -113,24 +118,22 @@ def learn(
             key = each.run.family if each.width > 1 else sequencer
             stacks.setdefault(key, []).append(sequencer)
         units: list[Member | Stack] = []
-        for alike in stacks.values():
-            stream, first = Stream(device, len(stacks)), sequencers[alike[0]]
-            if first.width > 1:
-                # Its place, too, is that of when none was finished.
-                family = [run for run in asked if run.family == first.run.family]
-                places = {family.index(sequencers[each].run): each for each in alike}
-                units.append(Stack(places, first.width, stream))
+        for group in stacks.values():
+            stream, width = Stream(device, len(stacks)), sequencers[group[0]].width
+            if width > 1:
+                units.append(Stack({sequencers[s].place: s for s in group}, width, stream))
             else:
-                units.append(Member(alike[0], captured, stream))
+                units.append(Member(group[0], captured, stream))
         runs = {s: each.run for s, each in sequencers.items()}
         try:
-            for member in together(units):
+            for member in together(units, forgiving):
                 run = runs[member.sequencer]
                 with member.turn():
                     end = member.error or _written(run, member.sequencer, len(new), observer)
                 del runs[member.sequencer]
                 yield run, end
         except BaseException as error:
+            finish_all(device)  # what is saved now was computed on other streams
             for sequencer in runs:
                 with suppress(RunError):  # on a full disk, say, of which the error tells
                     sequencer.save()
@@ -141,8 +144,14 @@ def learn(
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
 
 
-def _bound(run: Asked, benchmark: Benchmark, device: torch.device, alike: int) -> _Bound:
-    """The method on its network, after all that can be checked before anything is written."""
+def _bound(
+    run: Asked, benchmark: Benchmark, device: torch.device, alike: Sequence[Asked]
+) -> _Bound:
+    """The method on its network, after all that can be checked before anything is written.
+
+    alike: those it can be stacked with, itself and finished ones too: a stack stays as wide as it
+        began.
+    """
     config = run.config
     if config.method.about.several_heads and not benchmark.separate_heads:
         raise ValueError(
@@ -162,8 +171,9 @@ def _bound(run: Asked, benchmark: Benchmark, device: torch.device, alike: int) -
     some, _ = benchmark.tasks[0].train.batch(slice(0, 2))
     # Batches of several heads come in another order from every seed.
     mixed = method.about.joint and benchmark.separate_heads
-    stacked = alike > 1 and not mixed and stacks_well(method, some)
-    return _Bound(run, benchmark, method, alike if stacked else 1)
+    if len(alike) > 1 and not mixed and stacks_well(method, some):
+        return _Bound(run, benchmark, method, len(alike), alike.index(run))
+    return _Bound(run, benchmark, method, 1, 0)
 
 
 def _sequencer(bound: _Bound, captured: bool, observer: Observer) -> Sequencer:
@@ -171,7 +181,7 @@ def _sequencer(bound: _Bound, captured: bool, observer: Observer) -> Sequencer:
     device = method.network.device
     engine = "captured" if captured else "eager"
     if bound.width > 1:
-        engine = f"stacked, {bound.width} at once"
+        engine = f"stacked, {bound.place + 1} of {bound.width}"
     identity = {
         "settings": _as_json(run.config.settings),
         "data": fingerprint(bound.benchmark),
@@ -205,6 +215,13 @@ def _written(run: Asked, sequencer: Sequencer, company: int, observer: Observer)
     clear(run.folder)
     observer(RunFinished(run.seed, result.acc, result.bwt))
     return result
+
+
+def _stored_or_error(run: Asked, observer: Observer) -> Result | RunError:
+    try:
+        return _stored(run, observer)
+    except RunError as error:
+        return error
 
 
 def _stored(run: Asked, observer: Observer) -> Result:

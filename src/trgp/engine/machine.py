@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -98,6 +98,13 @@ def finish(device: torch.device) -> None:
     """Wait for what this run has given the device to do, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def finish_all(device: torch.device) -> None:
+    """Wait for everything on the device, if it still answers."""
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -4,6 +4,7 @@ A body of work reads and writes tensors that stay where they are, and depends on
 """
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ class Replay:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             body()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # the error that ended it is the one to tell
+                graph.capture_end()
+            raise
+        graph.capture_end()
         self._pool = graph.pool()
         return graph.replay

@@ -49,7 +49,7 @@ class Sequencer:
         self._observer = observer
         self._evaluation = Evaluation(method.network, captured)
         self.company = 1  # runs that take turns on the device: it is this one's for a share of time
-        self.position: Position | None = None  # the last that can be gone on from
+        self.position: Position | None = None  # the end, once that is reached
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
             [

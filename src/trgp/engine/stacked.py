@@ -59,16 +59,18 @@ def stacked_step(
         losses, inputs = torch.vmap(loss_of)(free, held, state, given, probes)
         ones = torch.ones_like(losses)
         found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
-    grads: dict[str, Tensor | Factors] = {
-        name: gradient
-        for name, gradient in ((n, next(found)) for n in free)
-        if gradient is not None
-    }
-    for name, calls in probes.items():
-        deltas = torch.cat([next(found).flatten(1, -2) for _ in calls], 1)
-        grads[name] = Factors(
-            deltas, torch.cat([x.flatten(1, -2) for x in inputs[name]], 1).detach()
-        )
+    gradients = {name: next(found) for name in free}
+    grads: dict[str, Tensor | Factors] = {n: g for n, g in gradients.items() if g is not None}
+    for name in probes:
+        dtype = params[name].dtype  # also where the pass was rounded
+        pairs = [(next(found), x.detach()) for x in inputs[name]]
+        used = [
+            (delta.flatten(1, -2).to(dtype), x.flatten(1, -2).to(dtype))
+            for delta, x in pairs
+            if delta is not None
+        ]
+        if used:
+            grads[name] = Factors(*(torch.cat(parts, 1) for parts in zip(*used, strict=True)))
 
     def step_of(
         params: Params, grads: Any, state: State, given: dict[str, Tensor], lr: Tensor

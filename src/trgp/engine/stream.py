@@ -21,10 +21,10 @@ class Stream:
             index = torch.cuda.current_device() if device.index is None else device.index
             self._stream = torch.cuda.Stream(device)
             count = min(BRANCHES, POOL // company - 1)
+            count = count if count > 1 else 0  # one would only be a way round
             set_branches(self._stream, [torch.cuda.Stream(device) for _ in range(count)])
             # What was loaded before lies on the default stream.
             self._stream.wait_stream(torch.cuda.default_stream(device))
-            torch.cuda.init()
             self._shared = torch.cuda.default_generators[index]
             # A graph reads its seed from the random state it was captured with, while it runs:
             # with one state for all runs they would read each other's.

@@ -117,7 +117,8 @@ def _in_company(
             config, load = named(cell.config, place.data_root)
             asked.append(Asked(config, cell.seed, load, cell.folder(place.out), command(cell)))
         try:
-            with closing(learn(asked, device, captured=True, observer=nobody)) as ends:
+            learning = learn(asked, device, captured=True, observer=nobody, forgiving=True)
+            with closing(learning) as ends:
                 for run, end in ends:
                     if run.folder in waiting:
                         cell = waiting.pop(run.folder)

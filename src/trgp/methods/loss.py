@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+
+from ..core.vmapped import is_batchedtensor, runs_first
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -33,10 +34,6 @@ class _OfSamples(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor) -> Any:
-        stacked = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((logits, y), in_dims, strict=True)
-        ]
-        flat_logits, flat_y = (t.flatten(0, 1) for t in stacked)
-        losses = F.cross_entropy(flat_logits, flat_y, reduction="none")
-        return losses.view(stacked[1].shape), 0
+        logits, y = runs_first(info, in_dims, logits, y)
+        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        return losses.view(y.shape), 0
