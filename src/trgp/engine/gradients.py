@@ -40,18 +40,28 @@ def loss_and_gradients(
         if gradient is not None:
             grads[name] = gradient
     for name, calls in seen.items():
-        pairs = [(next(found), x.detach()) for x, _ in calls]
-        dtype = params[name].dtype  # also where the pass was rounded
-        used = [
-            (delta.flatten(0, -2).to(dtype), x.flatten(0, -2).to(dtype))
-            for delta, x in pairs
-            if delta is not None
-        ]
-        if len(used) == 1:
-            grads[name] = Factors(*used[0])
-        elif used:
-            grads[name] = Factors(*(torch.cat(parts) for parts in zip(*used, strict=True)))
+        factors = factors_of([(next(found), x) for x, _ in calls], params[name].dtype)
+        if factors is not None:
+            grads[name] = factors
     return loss.detach(), grads
+
+
+def factors_of(
+    calls: Sequence[tuple[Tensor | None, Tensor]], dtype: torch.dtype, axis: int = 0
+) -> Factors | None:
+    """A layer's factors from (delta, input) of its calls, None if the loss depends on none.
+
+    dtype: the weight's, also where the pass was rounded. axis: that of the samples; runs may come
+    before it.
+    """
+    used = [
+        (delta.flatten(axis, -2).to(dtype), x.detach().flatten(axis, -2).to(dtype))
+        for delta, x in calls
+        if delta is not None
+    ]
+    if len(used) > 1:
+        return Factors(*(torch.cat(parts, axis) for parts in zip(*used, strict=True)))
+    return Factors(*used[0]) if used else None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..methods.base import Batch, Factors, Method, Params
 from ..tree import State
-from .gradients import probed
+from .gradients import factors_of, probed
 
 Probes = dict[str, list[Tensor]]  # by weight: a zero for every call of its layer
 
@@ -62,15 +62,10 @@ def stacked_step(
     gradients = {name: next(found) for name in free}
     grads: dict[str, Tensor | Factors] = {n: g for n, g in gradients.items() if g is not None}
     for name in probes:
-        dtype = params[name].dtype  # also where the pass was rounded
-        pairs = [(next(found), x.detach()) for x in inputs[name]]
-        used = [
-            (delta.flatten(1, -2).to(dtype), x.flatten(1, -2).to(dtype))
-            for delta, x in pairs
-            if delta is not None
-        ]
-        if used:
-            grads[name] = Factors(*(torch.cat(parts, 1) for parts in zip(*used, strict=True)))
+        calls = [(next(found), x) for x in inputs[name]]
+        factors = factors_of(calls, params[name].dtype, axis=1)
+        if factors is not None:
+            grads[name] = factors
 
     def step_of(
         params: Params, grads: Any, state: State, given: dict[str, Tensor], lr: Tensor
