@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import reproduction
+from recorded import changes_of
+
 from trgp.report.charts import charts
 from trgp.report.checksum import checksum
 from trgp.report.markdown import rows_markdown
@@ -26,7 +29,10 @@ from trgp.results.store import find
 
 RECORDS = Path(__file__).parent
 DOCS = RECORDS.parent / "docs"
-PAGES = [RECORDS.parent / "README.md", DOCS / "native-form.md", DOCS / "engine.md"]
+PAGES = [
+    RECORDS.parent / "README.md",
+    *(DOCS / f"{name}.md" for name in ("native-form", "engine", "reproduction")),
+]
 FIGURES = {
     DOCS / "figures" / "forgetting.svg": "evolution-task-1-permuted-digits-paper",
     DOCS / "figures" / "memory.svg": "accuracy-memory-permuted-digits-paper",
@@ -58,9 +64,10 @@ def embedded() -> str:
 
 
 def papers() -> str:
-    """What is recorded on the papers' own benchmarks, beside what the TRGP paper prints."""
+    """The presets on the papers' own benchmarks, beside what the TRGP paper prints."""
     rows = []
-    for results in sorted((r for r in _found() if r[0].benchmark not in EMBEDDED), key=_place):
+    chosen = (r for r in _found() if r[0].benchmark not in EMBEDDED and not changes_of(r[0]))
+    for results in sorted(chosen, key=_place):
         run, printed = results[0], paper_of(results[0])
         cells = [_spread(figure, digits=2) for figure in (results.acc, results.bwt)]
         if printed is not None:
@@ -115,7 +122,12 @@ def engine() -> str:
     return _table(header, rows)
 
 
+def _of_records(make: Callable[[list[Results]], str]) -> Callable[[], str]:
+    return lambda: make(_found())
+
+
 TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
+TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
 
 
 def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:

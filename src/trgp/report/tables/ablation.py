@@ -1,6 +1,7 @@
 """Ablations: other thresholds of the trust region, task-wise regions, more or fewer old tasks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ...results.render import SAME_FIGURES
@@ -30,10 +31,22 @@ NOTE = (
 )
 KEYS = ("epsilon", "scope", "top_k")
 Changed = tuple[str, Any]
+Printed = Mapping[Changed | None, float | None]
+"""The paper's ACC by what is changed; None where it prints none."""
 
 
-def ablation(found: Sequence[Results]) -> Table:
-    """Every configuration with one of these settings changed, below the one it is changed from."""
+def ablation(
+    found: Sequence[Results], wanted: Mapping[str, Collection[Changed]] = MappingProxyType({})
+) -> Table:
+    """Every configuration with one of these settings changed, below the one it is changed from.
+
+    wanted: by benchmark of the paper's what is shown as not run where it is not, beside what the
+    paper prints.
+    """
+    printed: dict[str, Printed] = {
+        benchmark: {**accs, **{key: accs.get(key) for key in wanted.get(benchmark, ())}}
+        for benchmark, accs in ABLATION.items()
+    }
     families: dict[tuple[str, str], dict[Changed | None, Results]] = {}
     for results in by_benchmark(found):
         run = results[0]
@@ -43,11 +56,11 @@ def ablation(found: Sequence[Results]) -> Table:
     rows: list[Row] = []
     for family in families.values():
         if len(family) > 1 or next(iter(family.values()))[0].benchmark in ABLATION:
-            rows += _rows(family)
+            rows += _rows(family, printed)
     shown = {row.benchmark for row in rows}
     for benchmark in ABLATION:
         if benchmark not in shown:
-            rows += _not_run(benchmark, "paper", ABLATION[benchmark])
+            rows += _not_run(benchmark, "paper", printed[benchmark])
     note = joined(SEEDS, NOTE, papers_data(row.benchmark for row in rows))
     return Table("ablation", "Ablations of the trust region", COLUMNS, tuple(rows), note)
 
@@ -58,10 +71,10 @@ def is_ablation(run: Result) -> bool:
     return len(changes) == 1 and next(iter(changes)) in KEYS
 
 
-def _rows(family: dict[Changed | None, Results]) -> Iterator[Row]:
+def _rows(family: dict[Changed | None, Results], printed: Mapping[str, Printed]) -> Iterator[Row]:
     first = next(iter(family.values()))[0]
     plain = not first.changed.keys() - SAME_FIGURES - set(KEYS)
-    published = ABLATION.get(first.benchmark, {}) if plain else {}
+    published = printed.get(first.benchmark, {}) if plain else {}
     missing = {
         key: acc
         for key, acc in published.items()
@@ -87,9 +100,7 @@ def _rows(family: dict[Changed | None, Results]) -> Iterator[Row]:
     yield from _not_run(first.benchmark, first.preset, missing)
 
 
-def _not_run(
-    benchmark: str, preset: str, published: Mapping[Changed | None, float]
-) -> Iterator[Row]:
+def _not_run(benchmark: str, preset: str, published: Printed) -> Iterator[Row]:
     for key, acc in published.items():
         made = (
             cells.text(benchmark),

@@ -1,7 +1,7 @@
 """Quirk by quirk: what each way of the published code does alone, and what all do without it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,8 +33,11 @@ NOTE = (
 )
 
 
-def quirks(found: Sequence[Results]) -> Table:
-    """Benchmarks and methods of which both presets are stored, or one with a quirk changed."""
+def quirks(found: Sequence[Results], always: Collection[tuple[str, str]] = ()) -> Table:
+    """Benchmarks and methods of which both presets are stored, or one with a quirk changed.
+
+    always: those that are shown whatever is stored of them.
+    """
     families: dict[tuple[str, str], dict[tuple[str, str | None], Results]] = {}
     for results in by_benchmark(found):
         run = results[0]
@@ -42,7 +45,9 @@ def quirks(found: Sequence[Results]) -> Table:
         if run.preset in SIDES and (not changes or is_quirk(run)):
             key = run.preset, next(iter(changes), None)
             families.setdefault((run.benchmark, run.method), {})[key] = results
-    rows = [row for names, family in families.items() for row in _rows(*names, family)]
+    kept = {names: family for names, family in families.items() if _tells(family)}
+    kept |= {names: families.get(names, {}) for names in always}
+    rows = [row for names, family in kept.items() for row in _rows(*names, family)]
     note = joined(NOTE, SEEDS)
     return Table("quirks", "Quirk by quirk", COLUMNS, tuple(rows), note)
 
@@ -56,6 +61,11 @@ def is_quirk(run: Result) -> bool:
     ((name, value),) = changes.items()
     ways = _differing(run.benchmark, run.method).get(name)
     return ways is not None and ways[other[0]] == value
+
+
+def _tells(family: dict[tuple[str, str | None], Results]) -> bool:
+    """Whether there are two things to compare, or a quirk that was changed."""
+    return all((side, None) in family for side in SIDES) or any(name for _, name in family)
 
 
 def _changes(run: Result) -> dict[str, Any]:
@@ -83,7 +93,7 @@ def _rows(
 ) -> Iterator[Row]:
     bases = [family.get((side, None)) for side in SIDES]
     differing = _differing(benchmark, method)
-    if not differing or (None in bases and not any(name for _, name in family)):
+    if not differing:
         return
     for name in (None, *differing):
         label = "as they are" if name is None else f"{name} {shown(differing[name]['official'])}"
