@@ -11,6 +11,7 @@ from helpers import mlp
 from small_runs import CLASSES, Make, Samples
 from torch import Tensor, nn
 
+from trgp.benchmarks.common import TRGP_QUIRKS
 from trgp.engine.captured import CapturedTask
 from trgp.engine.checkpoint import Checkpoints
 from trgp.engine.config import configure
@@ -44,6 +45,18 @@ STACKABLE: dict[str, dict[str, Any]] = {
     "er": {"memory_size": 20},
     "lwf": {},
     "hat": {"s_max": 20.0},
+}
+
+# TRGP's literal form, by what asks for it.
+LITERAL: dict[str, dict[str, Any]] = {
+    "literal": {"form": "literal"},
+    "a loose direction": {"strongest_unprotected": True},
+    "all quirks": {**TRGP_QUIRKS, "third_task_trusts_second": True},
+}
+# All that can be stacked: a method and its options.
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{method: (method, options) for method, options in STACKABLE.items()},
+    **{f"trgp, {way}": ("trgp", STACKABLE["trgp"] | more) for way, more in LITERAL.items()},
 }
 
 

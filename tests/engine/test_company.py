@@ -10,6 +10,7 @@ import torch
 from companies import (
     CPU,
     STACKABLE,
+    WAYS,
     Tasks,
     asked_for,
     company,
@@ -142,13 +143,15 @@ def lengths(results: dict[int, Result]) -> dict[int, list[int]]:
     return {seed: [len(c["loss"]) for c in result.curves] for seed, result in results.items()}
 
 
-@pytest.mark.parametrize("method", ["finetune", "single", "gpm", "trgp", "ewc", "er", "lwf"])
-def test_stacked_runs_that_end_a_task_early_wait_for_the_others(
-    method: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "way",
+    ["finetune", "single", "gpm", "trgp", "trgp, literal", "trgp, all quirks", "ewc", "er", "lwf"],
+)
+def test_stacked_runs_that_end_a_task_early_wait_for_the_others(way: str, tmp_path: Path) -> None:
     """Everyone learns as long as alone, from its own samples and with its own memory."""
+    method, options = WAYS[way]
     tasks = some_tasks(3, samples=60, dtype=torch.float64)
-    settings = {**PATIENT, **STACKABLE[method]}
+    settings = {**PATIENT, **options}
     make = in_float64(one_head)
     seen: list[Event] = []
     together = company(tasks, method, tmp_path / "together", make, observer=seen.append, **settings)
@@ -164,10 +167,11 @@ def test_stacked_runs_that_end_a_task_early_wait_for_the_others(
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("method", ["finetune", "trgp", "er"])
-def test_the_bits_of_a_stack_do_not_depend_on_who_stops_when(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["finetune", "trgp", "trgp, all quirks", "er"])
+def test_the_bits_of_a_stack_do_not_depend_on_who_stops_when(way: str, tmp_path: Path) -> None:
+    method, options = WAYS[way]
     tasks = some_tasks(3, samples=60)
-    settings = {**PATIENT, **STACKABLE[method]}
+    settings = {**PATIENT, **options}
     expected = company(tasks, method, tmp_path / "one", one_head, (0, 1, 2), **settings)
     for place, seeds in enumerate([(0, 6, 3), (7, 1, 5), (4, 8, 2)]):
         found = company(tasks, method, tmp_path / str(seeds), one_head, seeds, **settings)

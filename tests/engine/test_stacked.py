@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from companies import (
+    LITERAL,
     STACKABLE,
+    WAYS,
     Begun,
     all_of,
     asked_for,
@@ -33,10 +35,14 @@ from trgp.engine.batches import Part
 from trgp.engine.company import Stack, stacks_well
 from trgp.engine.evaluate import Evaluation
 from trgp.engine.network import Network
+from trgp.engine.train import Work
 from trgp.methods import METHODS
 from trgp.methods.base import BENT, GATE
 from trgp.methods.loss import cross_entropy
+from trgp.methods.trgp import OWN
 from trgp.tree import leaves, level
+
+SIZES = {"0": 8, "2": 12, "4": 10}  # of the inputs of the layers, without a bias
 
 # Of every tensor's largest entry, after a hundred steps.
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
@@ -44,7 +50,7 @@ CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 def runs_at(
     task: int,
-    method: str,
+    way: str,
     make: Make,
     out: Path,
     dtype: torch.dtype,
@@ -52,13 +58,14 @@ def runs_at(
     rank: int = 5,
     **settings: Any,
 ) -> list[Begun]:
-    """Runs that begin a task, each with a rate of its own."""
+    """Runs of a way that begin a task, each with a rate of its own."""
+    method, options = WAYS[way]
     make = in_float64(make) if dtype == torch.float64 else make
     tasks = [
         tuple((x.to(dtype), y) for x, y in task)
-        for task in some_tasks(3, samples=60, rank=rank, dtype=torch.float64)
+        for task in some_tasks(max(3, task + 1), samples=60, rank=rank, dtype=torch.float64)
     ]
-    options = {"lr": 0.05} | STACKABLE[method] | settings
+    options = {"lr": 0.05} | options | settings
     asked = asked_for(tasks, method, out, make, range(seeds), **options)
     return [begun(run, task).changed(lr=0.05 / (1 + k)) for k, run in enumerate(asked)]
 
@@ -75,23 +82,23 @@ def agree(runs: list[Begun], epochs: int, tolerance: float) -> None:
         assert farthest({name: found[name] for name in before}, before) > 1e-2
 
 
-# Every method on both networks, if it fits them, on one in float32 and on the other in float64.
+# Every way on both networks, if it fits them, on one in float32 and on the other in float64.
 PAIRS = [
-    (method, make, dtype)
-    for k, method in enumerate(STACKABLE)
+    (way, make, dtype)
+    for k, (way, (method, _)) in enumerate(WAYS.items())
     for make, dtype in zip((one_head, with_heads), [*CLOSE][:: (-1) ** k], strict=True)
     if METHODS[method].about.several_heads <= (make is with_heads)
     and METHODS[method].about.joint <= (make is one_head)
 ] + [("hat", with_heads, torch.float32), ("multitask", one_head, torch.float64)]
 
 
-@pytest.mark.parametrize(("method", "make", "dtype"), PAIRS)
+@pytest.mark.parametrize(("way", "make", "dtype"), PAIRS)
 def test_a_hundred_steps_are_those_taken_alone(
-    method: str, make: Make, dtype: torch.dtype, tmp_path: Path
+    way: str, make: Make, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """In the third task, which has something to keep, and some in the first."""
-    for task, epochs in [(0, 15)] if method == "multitask" else [(0, 3), (2, 15)]:
-        runs = runs_at(task, method, make, tmp_path / str(task), dtype)
+    for task, epochs in [(0, 15)] if way == "multitask" else [(0, 3), (2, 15)]:
+        runs = runs_at(task, way, make, tmp_path / str(task), dtype)
         assert runs[0].work.epoch.steps >= 7
         agree(runs, epochs, CLOSE[dtype])
 
@@ -123,21 +130,90 @@ def test_memories_and_trust_regions_of_other_sizes_stack(
         }
         assert {0, 2} <= set(trusted["0"])
         assert {0, 2} <= set(trusted["4"])
-    padded = runs[0].method.padded(states[0])
+    _, padded = runs[0].method.padded(runs[0].work.params, states[0])
     assert bool(runs[0].method.factored(padded, batch)) == (batch == 2)
     agree(runs, 4 if batch == 2 else 15, CLOSE[dtype])
 
 
-@pytest.mark.parametrize("method", STACKABLE)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("way", LITERAL)
+def test_literal_scalings_of_other_sizes_stack(
+    way: str, bias: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Of more and fewer trusted tasks, in bases of other ranks; with biases it is weights that are
+    scaled, without them inputs."""
+    options = {"threshold": 0.9, "epsilon": 0.72, "top_k": 2}
+    runs = runs_at(3, f"trgp, {way}", layers(bias), tmp_path, dtype, 4, 3, **options)
+    scalings = [scaling_sizes(run) for run in runs]
+    assert len({tuple(each) for each in scalings}) > 1
+    names = {name for each in scalings for name in each}
+    assert any(len({each[name] for each in scalings if name in each}) > 1 for name in names)
+    agree(runs, 15, CLOSE[dtype])
+
+
+def layers(bias: bool) -> Make:
+    return lambda: mlp(8, 12, 10, CLASSES, bias=bias)
+
+
+def scaling_sizes(run: Begun) -> dict[str, int]:
+    """By their names the widths of a run's S."""
+    return {name: S.shape[2] for name, S in run.work.params.items() if name.startswith(OWN)}
+
+
+def test_a_basis_of_all_directions_and_a_loose_one_stacks(tmp_path: Path) -> None:
+    """The loose one is then zero, and its S is as wide as a layer's inputs and one more."""
+    options = {"threshold": 1.0, "epsilon": 0.5}
+    way = "trgp, a loose direction"
+    runs = runs_at(2, way, layers(False), tmp_path, torch.float64, rank=8, **options)
+    assert scaling_sizes(runs[0])[f"{OWN}2 1"] == 12 + 1
+    agree(runs, 15, CLOSE[torch.float64])
+
+
+@pytest.mark.parametrize("way", ["gpm", "trgp", "trgp, literal", "trgp, all quirks"])
+def test_a_run_without_any_memory_stacks_with_others(way: str, tmp_path: Path) -> None:
+    """Also as the first, whose tensors say which there are."""
+    options = {"threshold": 0.9, "first_task_short": True}
+    runs = runs_at(1, way, layers(False), tmp_path, torch.float64, 4, 1, **options)
+    runs = runs[2:] + runs[:2]
+    remembers = [bool(level(run.work.state, "task")) for run in runs]
+    assert remembers == [False, True, True, True]
+    agree(runs, 15, CLOSE[torch.float64])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("way", LITERAL)
+def test_padding_of_the_literal_form_stays_zero(way: str, bias: bool, tmp_path: Path) -> None:
+    """And changes no step: padded, a run learns the same S in the same corner of a wider one."""
+    (run,) = runs_at(3, f"trgp, {way}", layers(bias), tmp_path, torch.float64, 1)
+    params, state = run.method.padded(run.work.params, run.work.state)
+    sizes = scaling_sizes(run)
+    scalings = {f"{OWN}{name} {k}": n + bias for name, n in SIZES.items() for k in range(2)}
+    assert 0 < len(sizes) <= len(scalings)
+    assert {name: params[name].shape[2] for name in scalings} == scalings
+    names = [*run.work.epoch.trained, *(name for name in params if name not in run.work.params)]
+    wide = eagerly(Begun(run.method, Work(params, state, run.work.epoch)).changed(trained=names), 5)
+    alone = eagerly(run, 5)
+    for name, found in wide.params.items():
+        expected = torch.zeros_like(found)
+        if name in alone.params:
+            own = alone.params[name]
+            expected[tuple(map(slice, own.shape))] = own
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert torch.equal(found == 0, expected == 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_whole_runs_end_as_they_end_alone(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the same first weights, by the same batches and draws: in float64 nothing else can
     bring every loss so close."""
     widths = spied_on(monkeypatch)
+    method, options = WAYS[way]
     tasks = some_tasks(3, samples=60, dtype=torch.float64)
     make = in_float64(network_for(method))
-    settings = {"lr": 0.05, "epochs": 4, "evaluate_unseen": True} | STACKABLE[method]
+    settings = {"lr": 0.05, "epochs": 4, "evaluate_unseen": True} | options
     together = company(tasks, method, tmp_path / "together", make, **settings)
     assert widths == [3]
     for seed, result in together.items():
@@ -171,11 +247,12 @@ def spied_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ---- bits ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", STACKABLE)
-def test_bits_depend_on_the_width_alone(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_bits_depend_on_the_width_alone(way: str, tmp_path: Path) -> None:
     """Not on who else is in the stack, nor on who has ended before."""
+    method, options = WAYS[way]
     tasks = some_tasks(3, samples=50)
-    settings = {"epochs": 2} | STACKABLE[method]
+    settings = {"epochs": 2} | options
 
     def go(out: str, *seeds: int) -> dict[int, str]:
         return digests(
@@ -258,8 +335,6 @@ ALONE: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "convolutions": ("trgp", convolving, {"epsilon": 0.0}),
     "running statistics": ("gpm", lambda: between_layers(nn.BatchNorm1d(12)), {}),
     "a gradient inside": ("agem", one_head, {"memory_size": 20}),
-    "literal form": ("trgp", one_head, {"form": "literal", "epsilon": 0.0}),
-    "a basis outside": ("trgp", one_head, {"strongest_unprotected": True, "epsilon": 0.0}),
     "batches of several heads": ("multitask", with_heads, {}),
 }
 
@@ -317,17 +392,16 @@ def test_which_networks_stack_well(name: str) -> None:
     make = (WELL | NOT_WELL)[name]
     network = Network(make, False, torch.device("cpu"), 0)
     x = torch.randn(2, 8)
-    for method in (METHODS["finetune"](), METHODS["trgp"]()):
+    for method in (METHODS["finetune"](), METHODS["trgp"](), METHODS["trgp"](form="literal")):
         assert stacks_well(method.bind(network), x) == (name in WELL)
-    for method in (METHODS["agem"](), METHODS["trgp"](form="literal")):
-        assert not stacks_well(method.bind(network), x)
+    assert not stacks_well(METHODS["agem"]().bind(network), x)
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("method", ["gpm", "trgp", "ewc", "lwf"])
-def test_norm_layers_without_averages_stack(method: str, norm: str, tmp_path: Path) -> None:
-    options = {"norm": "shared"} if method in ("gpm", "trgp") else {}
-    runs = runs_at(1, method, NORMS[norm], tmp_path, torch.float64, **options)
+@pytest.mark.parametrize("way", ["gpm", "trgp", "trgp, literal", "ewc", "lwf"])
+def test_norm_layers_without_averages_stack(way: str, norm: str, tmp_path: Path) -> None:
+    options = {"norm": "shared"} if WAYS[way][0] in ("gpm", "trgp") else {}
+    runs = runs_at(1, way, NORMS[norm], tmp_path, torch.float64, **options)
     agree(runs, 15, CLOSE[torch.float64])
 
 

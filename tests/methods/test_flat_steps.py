@@ -52,8 +52,9 @@ def epoch_of(
     [
         GPMMethod(threshold=(1.0,)),
         TRGPMethod(threshold=(1.0,), epsilon=0.0, scale_rate=0.1),
+        TRGPMethod(threshold=(1.0,), epsilon=0.0, scale_rate=0.1, form="literal"),
     ],
-    ids=["gpm", "trgp"],
+    ids=["gpm", "trgp", "literal"],
 )
 def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
     network = Network(lambda: Heads(heads=MANY + 1), True, CPU, 0)
@@ -68,9 +69,10 @@ def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
         epoch = epoch_of(method, network, samples, task, begun)
         if task in (FEW, MANY):
             # Of the same width, whatever the memories hold by now.
-            full = {**started, **method.padded(started)}
+            full, padded = method.padded(begun, started)
+            wide = epoch_of(method, network, samples, task, full)
             with Noted() as each:
-                train_epoch(method, Work(begun, full, epoch))
+                train_epoch(method, Work(full, {**started, **padded}, wide))
             noted[task] = each.calls
         trained = train_epoch(method, Work(begun, started, epoch))
         ended = Context(

@@ -281,6 +281,19 @@ def test_no_quirk_is_without_effect(name: str, tmp_path: Path) -> None:
     assert plain.digest != quirky.digest
 
 
+def test_a_loose_direction_can_be_all_that_a_layer_knows(tmp_path: Path) -> None:
+    """Two quirks and a low threshold leave M empty, and B_1 has nothing but what lies outside."""
+    tasks = some_tasks(3, 12, dtype=torch.float64, rank=6)
+    quirks = {"first_task_short": True, "strongest_unprotected": True, "threshold": 0.2}
+    quirks["epsilon"] = 0.1
+    result, ends = learnt(WatchedTRGP, tasks, tmp_path, quirks)
+    assert result.ranks == {name: [0, 0, 0] for name in NAMES}
+    assert result.selected[2] == {name: [1] for name in NAMES}
+    published = Published(tasks, Options(**quirks))
+    torch.set_default_dtype(torch.float64)
+    assert_follows(published, ends, 3)
+
+
 def strangers(count: int) -> list[tuple[Samples, Samples]]:
     """Tasks whose inputs have nothing in common: each uses features of its own."""
     tasks = some_tasks(count, 12, dtype=torch.float64, rank=None)

@@ -128,9 +128,13 @@ class Method:
         """Whether `loss` and `step` can be vmapped over runs from several seeds."""
         return True
 
-    def padded(self, state: State) -> State:
-        """What `loss` and `step` need of the state, in the same shapes for every seed."""
-        return state
+    def padded(self, params: Params, state: State) -> tuple[Params, State]:
+        """What `loss` and `step` need, by the same names and in the same shapes for every seed.
+
+        What is added, or left out of a shape, must be zeros that no step changes: a run gets its
+        own names back, in its own shapes.
+        """
+        return params, state
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """The mean loss over a batch."""

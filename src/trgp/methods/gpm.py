@@ -99,13 +99,13 @@ class GPMMethod(Layerwise):
                     chosen.add(each.names[0])
         return frozenset(chosen)
 
-    def padded(self, state: State) -> State:
+    def padded(self, params: Params, state: State) -> tuple[Params, State]:
         """Every memory as wide as its layer's inputs: a zero column protects nothing."""
-        if not level(state, "task"):
-            return {}
+        if not level(state, "memory"):
+            return params, {}
         memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
         wide = {n: pad(M, (0, M.shape[1] - M.shape[2])) for n, M in memories.items()}
-        return {"task": {name: {"M": M} for name, M in wide.items()}}
+        return params, {"task": {name: {"M": M} for name, M in wide.items()}}
 
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate

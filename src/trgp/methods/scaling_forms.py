@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core import native
 from ..core.scaling import effective_weight
@@ -13,6 +14,8 @@ from ..task import Change
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
+Parts = tuple[list[Tensor], Kept, Kept]
+"""Of a layer that learns: trainable tensors of its own, constants, and what a step changes."""
 
 
 class Form(ABC):
@@ -23,8 +26,20 @@ class Form(ABC):
     @abstractmethod
     def begin(
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
-    ) -> tuple[list[Tensor], Kept, Kept]:
-        """At Q = I: trainable tensors of its own, constants, and what a step changes."""
+    ) -> Parts:
+        """What it learns with, at Q = I."""
+
+    @abstractmethod
+    def padded(
+        self,
+        each: Protected,
+        M: Tensor,
+        own: Sequence[Tensor],
+        held: Kept,
+        Tsum: Tensor | None,
+        K: int,
+    ) -> Parts:
+        """The same in the shapes of a layer that trusts K tasks, of which some may be empty."""
 
     @abstractmethod
     def finish(
@@ -49,13 +64,13 @@ class NativeForm(Form):
 
     def begin(
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
-    ) -> tuple[list[Tensor], Kept, Kept]:
+    ) -> Parts:
         m = old.M.shape[2]
         shape = (*each.layer.shape, m)
         cheaper = native.cheaper_form(batch_size, len(trusted), *shape)
         form: native.Form = cheaper if each.factored else "gradient"
         task, start = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
-        return [], {"signs": task.signs, "gain": task.gain}, {"Tsum": start.Tsum}
+        return [], task._asdict(), {"Tsum": start.Tsum}
 
     def finish(
         self,
@@ -76,9 +91,14 @@ class NativeForm(Form):
         return W + change.coordinates(_memory(W @ old.M, old)) @ old.M.mT
 
     def padded(
-        self, each: Protected, M: Tensor, held: Kept, Tsum: Tensor | None, K: int
-    ) -> tuple[native.Task, Tensor]:
-        """What a layer holds during a task, in the shapes of one that trusts K tasks."""
+        self,
+        each: Protected,
+        M: Tensor,
+        own: Sequence[Tensor],
+        held: Kept,
+        Tsum: Tensor | None,
+        K: int,
+    ) -> Parts:
         if Tsum is None:  # it trusts nobody
             g, o, _ = each.layer.shape
             W = M.new_zeros(g, o, M.shape[1])
@@ -86,7 +106,8 @@ class NativeForm(Form):
             Tsum = begun.Tsum
         else:
             task = native.Task(**held)
-        return native.padded(task, Tsum, K, "factored" if each.factored else "gradient")
+        wide, Tsum = native.padded(task, Tsum, K, "factored" if each.factored else "gradient")
+        return [], wide._asdict(), {"Tsum": Tsum}
 
 
 class LiteralForm(Form):
@@ -96,10 +117,31 @@ class LiteralForm(Form):
 
     def begin(
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
-    ) -> tuple[list[Tensor], Kept, Kept]:
+    ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
-        return own, {f"B{k}": B for k, B in enumerate(bases)}, {}
+        held = {"M": old.M, "C": W @ old.M}  # which may have no columns where there is a loose one
+        return own, held | {f"B{k}": B for k, B in enumerate(bases)}, {}
+
+    def padded(
+        self,
+        each: Protected,
+        M: Tensor,
+        own: Sequence[Tensor],
+        held: Kept,
+        Tsum: Tensor | None,
+        K: int,
+    ) -> Parts:
+        """Every B_j and S_j (g, n, n): where B_j is zero S_j has no gradient, and stays zero.
+
+        A basis can have n + 1 columns: all n, and a loose direction that is then zero, as long as
+        there is one group, which linear layers have. That column is left out.
+        """
+        g, n, _ = M.shape
+        missing = [M.new_zeros(g, n, n)] * (K - len(own))
+        bases = [_square(B, n) for B in numbered(held, "B")] + missing
+        scalings = [_square(S, n) for S in own] + missing
+        return scalings, {f"B{k}": B for k, B in enumerate(bases)}, {}
 
     def finish(
         self,
@@ -122,6 +164,11 @@ def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
         named[f"{prefix}{k}"]
         for k in itertools.takewhile(lambda k: f"{prefix}{k}" in named, itertools.count())
     ]
+
+
+def _square(X: Tensor, n: int) -> Tensor:
+    """(g, n, n), with zeros on the right and below."""
+    return pad(X, (0, n - X.shape[2], 0, n - X.shape[1]))
 
 
 def _memory(C: Tensor, old: Directions) -> Memory:

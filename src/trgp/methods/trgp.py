@@ -25,7 +25,7 @@ from .layerwise import between, several, with_ones
 from .loss import cross_entropy
 from .protected import Directions, Protected
 from .quirks import strongest_unprotected
-from .scaling_forms import Form, LiteralForm, NativeForm, numbered
+from .scaling_forms import Form, LiteralForm, NativeForm, Parts, numbered
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -102,7 +102,6 @@ class TRGPMethod(GPMMethod):
         params, state = super().begin_task(ctx)
         if ctx.task == 0:
             return params, state
-        new = dict(params)
         selected = self.select(ctx)
         for name, trusted in selected.items():
             if trusted:
@@ -110,15 +109,10 @@ class TRGPMethod(GPMMethod):
                 picked = torch.tensor(trusted, device=ctx.network.device)
                 state = put(state, picked, "selected", str(ctx.task), name)
                 old = Directions.read(state, each.layer)
-                own, constants, moving = self.scaling.begin(
-                    each, each.pack(params), old, trusted, ctx.batch_size
-                )
-                new |= {f"{OWN}{name} {k}": S for k, S in enumerate(own)}
-                held = {**level(state, "task", name), **constants}
-                state = put(state, held, "task", name)
-                for key, value in moving.items():
-                    state = put(state, value, key, name)
-        return new, state
+                W = each.pack(params)
+                parts = self.scaling.begin(each, W, old, trusted, ctx.batch_size)
+                params, state = with_parts(params, state, name, parts)
+        return params, state
 
     def select(self, ctx: "Context") -> Selected:
         """The old tasks that each layer trusts, strongest first (paper, section 4.1)."""
@@ -189,25 +183,23 @@ class TRGPMethod(GPMMethod):
         weights = {**self.weights_for(plain, state, batch.task), **bent}
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
-    def stackable(self) -> bool:
-        """Not in the literal form, whose tensors are as wide as old tasks' bases."""
-        return isinstance(self.scaling, NativeForm)
-
-    def padded(self, state: State) -> State:
+    def padded(self, params: Params, state: State) -> tuple[Params, State]:
         """As if every layer that may trust somebody trusted as many tasks as it may."""
-        begun = super().padded(state)
-        scaling = self.scaling
-        if not begun or not isinstance(scaling, NativeForm):
-            return begun
-        task, Tsum = dict(level(begun, "task")), {}
+        params, wide = super().padded(params, state)
+        if not wide:
+            return params, wide
         for name, each in self.layers.items():
             if not matches(name, self.no_scaling):
-                held = tensors(level(state, "task", name))
-                old = tensors(level(state, "Tsum")).get(name)
-                M = Directions.read(state, each.layer).M
-                wide, Tsum[name] = scaling.padded(each, M, held, old, self.top_k)
-                task[name] = wide._asdict()
-        return {"task": task, "Tsum": Tsum}
+                parts = self.scaling.padded(
+                    each,
+                    Directions.read(state, each.layer).M,
+                    numbered(params, f"{OWN}{name} "),
+                    tensors(level(state, "task", name)),
+                    tensors(level(state, "Tsum")).get(name),
+                    self.top_k,
+                )
+                params, wide = with_parts(params, wide, name, parts)
+        return params, wide
 
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
@@ -296,6 +288,15 @@ class TRGPMethod(GPMMethod):
             for t in level(state, "selected")
         }
         return Report(self.scaling.name, selected, super().report(state).ranks)
+
+
+def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[Params, State]:
+    """The parameters and the state with what a layer's scaling adds to them."""
+    own, constants, moving = parts
+    state = put(state, {**level(state, "task", name), **constants}, "task", name)
+    for key, value in moving.items():
+        state = put(state, value, key, name)
+    return {**params, **{f"{OWN}{name} {k}": S for k, S in enumerate(own)}}, state
 
 
 def bendable(each: Protected) -> bool:
