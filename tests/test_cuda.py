@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from companies import (
     STACKABLE,
+    WAYS,
     all_of,
     asked_for,
     begun,
@@ -226,30 +227,38 @@ def test_runs_on_streams_end_with_the_bits_they_have_alone(
     assert bits(together) == bits(alone) == bits(eager)
 
 
-@pytest.mark.parametrize("method", ["trgp", "agem"])
-def test_small_runs_of_their_own_end_with_the_bits_they_have_alone(
-    method: str, tmp_path: Path
-) -> None:
-    """The literal form and A-GEM, which cannot be stacked."""
-    options = {"preset": "official"}
-    together = on_digits(method, tmp_path / "together", **options)
-    if method == "trgp":
-        assert {run.form for run in together.values()} == {"literal"}
-        assert any(any(trusted.values()) for run in together.values() for trusted in run.selected)
-    alone = on_digits(method, tmp_path / "alone", together=1, **options)
-    eager = on_digits(method, tmp_path / "eager", engine="eager", **options)
+def test_small_runs_of_their_own_end_with_the_bits_they_have_alone(tmp_path: Path) -> None:
+    """A-GEM, which cannot be stacked."""
+    together = on_digits("agem", tmp_path / "together")
+    alone = on_digits("agem", tmp_path / "alone", together=1)
+    eager = on_digits("agem", tmp_path / "eager", engine="eager")
     assert bits(together) == bits(alone) == bits(eager)
 
 
-@pytest.mark.parametrize("method", STACKABLE)
+def test_captured_steps_of_the_literal_form_are_the_eager_ones_to_the_bit(tmp_path: Path) -> None:
+    options = {"preset": "official", "together": 1}
+    alone = on_digits("trgp", tmp_path / "alone", **options)
+    assert {run.form for run in alone.values()} == {"literal"}
+    assert any(any(trusted.values()) for run in alone.values() for trusted in run.selected)
+    eager = on_digits("trgp", tmp_path / "eager", engine="eager", **options)
+    assert bits(alone) == bits(eager)
+
+
+@pytest.mark.parametrize(
+    ("method", "preset"), [*((method, "paper") for method in STACKABLE), ("trgp", "official")]
+)
 def test_stacked_runs_repeat_to_the_bit_and_agree_with_lone_ones(
-    method: str, tmp_path: Path
+    method: str, preset: str, tmp_path: Path
 ) -> None:
-    """Whoever else is in the stack."""
-    first = on_digits(method, tmp_path / "first")
-    assert bits(on_digits(method, tmp_path / "again")) == bits(first)
-    assert bits(on_digits(method, tmp_path / "other", seeds=[5, 1, 4]))[1] == bits(first)[1]
-    alone = on_digits(method, tmp_path / "alone", together=1)
+    """Whoever else is in the stack; the preset official has TRGP's literal form."""
+
+    def go(out: str, **options: Any) -> Results:
+        return on_digits(method, tmp_path / out, preset=preset, **options)
+
+    first = go("first")
+    assert bits(go("again")) == bits(first)
+    assert bits(go("other", seeds=[5, 1, 4]))[1] == bits(first)[1]
+    alone = go("alone", together=1)
     for seed, run in first.items():
         assert run.acc == pytest.approx(alone[seed].acc, abs=1e-4)
         for found, expected in zip(run.curves, alone[seed].curves, strict=True):
@@ -308,16 +317,17 @@ def test_an_interrupted_company_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("method", STACKABLE)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_hundred_captured_steps_are_the_eager_ones(
-    method: str, dtype: torch.dtype, close: float, tmp_path: Path
+    way: str, dtype: torch.dtype, close: float, tmp_path: Path
 ) -> None:
     """One run's, and several stacked on each other; every parameter and all that moves."""
     device = torch.device("cuda")
+    method, options = WAYS[way]
     make = network_for(method) if dtype == torch.float32 else in_float64(network_for(method))
     asked = asked_for(
         some_tasks(3, samples=60, dtype=dtype), method, tmp_path, make, range(3),
-        lr=0.05, **STACKABLE[method],
+        lr=0.05, **options,
     )  # fmt: skip
     with repeatable(device):
         runs = [begun(run, 0 if method == "multitask" else 2, device) for run in asked]
@@ -330,3 +340,17 @@ def test_a_hundred_captured_steps_are_the_eager_ones(
             assert farthest(all_of(run.method, stacked[k]), expected[k]) < close
             before = dict(run.work.params)
             assert farthest({name: expected[k][name] for name in before}, before) > 1e-2
+
+
+@pytest.mark.parametrize("method", ["finetune", "gpm", "trgp"])
+def test_compiled_steps_are_the_captured_ones_but_for_rounding(method: str, tmp_path: Path) -> None:
+    """Dropout draws the same; all tasks and runs share two graphs, and repeat to the bit."""
+    found = {
+        (engine, name): on_alexnet(method, tmp_path / engine / name, engine=engine, seeds=2)
+        for engine, name in (("captured", "a"), ("compiled", "a"), ("compiled", "b"))
+    }
+    assert bits(found["compiled", "a"]) == bits(found["compiled", "b"])
+    plain, compiled = found["captured", "a"], found["compiled", "a"]
+    for seed, run in plain.items():
+        for curves, others in zip(run.curves, compiled[seed].curves, strict=True):
+            assert curves["loss"] == pytest.approx(others["loss"], rel=1e-3)

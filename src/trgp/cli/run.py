@@ -44,7 +44,7 @@ class Running:
     """How many seeds, from 0 on, as in 5, or which, as in 1,2,37."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
-    engine: Literal["auto", "eager", "captured"] = "auto"
+    engine: Literal["auto", "eager", "captured", "compiled"] = "auto"
     """Steps one by one (eager) or replayed as CUDA graphs (captured); auto captures on a GPU."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """How many processes learn seeds side by side on a CPU (without it: one a core, and one alone

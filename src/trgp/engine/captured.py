@@ -11,11 +11,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..data import Tensors
 from ..methods.base import Batch, Method, Params
 from ..tree import State, from_leaves, leaves
 from .batches import Cut
+from .gradients import Gradients, loss_and_gradients
 from .replay import Replay
 from .stacked import Probes, probes_for, stacked_step
 from .train import Trained, Work, check_moving, progress_of, train_step
@@ -27,8 +29,17 @@ FLOATS = 1 << 31  # bytes; a task's samples are normalised beforehand if they ta
 class CapturedTask:
     """One task of one run, or of several with equal shapes stacked on each other."""
 
-    def __init__(self, method: Method, works: Sequence[Work], stacked: bool = False) -> None:
-        """`method` is that of the first run; of the others only options that steps read matter."""
+    def __init__(
+        self,
+        method: Method,
+        works: Sequence[Work],
+        stacked: bool = False,
+        gradients: Gradients = loss_and_gradients,
+    ) -> None:
+        """`method` is that of the first run; of the others only options that steps read matter.
+
+        gradients: what computes those of a single run.
+        """
         device = method.network.device
         first = works[0].epoch
         if len({tuple(len(part.samples) for part in work.epoch.parts) for work in works}) > 1:
@@ -36,11 +47,14 @@ class CapturedTask:
         self.task = first.task
         self._method = method
         self._stacked = stacked
-        self._trained = first.trained
-        states = [self._needed(work.state) for work in works]
-        self._factored = method.factored(states[0], first.batch_size)
-        self._params = {n: self._joined([w.params[n] for w in works]) for n in works[0].params}
-        each = [dict(leaves(state)) for state in states]
+        self._gradients = gradients
+        needed = [self._needed(work) for work in works]
+        (names, state), own = needed[0], works[0].params
+        # A name that padding alone gives the first run may be another run's own, which trains.
+        self._trained = [*first.trained, *(name for name in names if name not in own)]
+        self._factored = method.factored(state, first.batch_size)
+        self._params = {name: self._joined([p[name] for p, _ in needed]) for name in names}
+        each = [dict(leaves(state)) for _, state in needed]
         joined = {path: self._joined([state[path] for state in each]) for path in each[0]}
         self._fixed = {p: t for p, t in joined.items() if not self._is_moving(p)}
         self._moving = {p: t for p, t in joined.items() if self._is_moving(p)}
@@ -83,9 +97,10 @@ class CapturedTask:
 
     def _load(self, works: Sequence[Work]) -> None:
         """What an epoch begins with, into the tensors that the graphs know."""
+        needed = [self._needed(work) for work in works]
         for name, tensor in self._params.items():
-            self._put(tensor, [work.params[name] for work in works])
-        states = [dict(leaves(self._needed(work.state))) for work in works]
+            self._put(tensor, [params[name] for params, _ in needed])
+        states = [dict(leaves(state)) for _, state in needed]
         for path, tensor in self._moving.items():
             self._put(tensor, [state[path] for state in states])
         self._put(self._numbers, [work.epoch.numbers(self._method) for work in works])
@@ -132,7 +147,14 @@ class CapturedTask:
         method = self._method
         if not self._stacked:
             params, after, loss = train_step(
-                method, self._params, state, batch, self._lr, self._trained, self._factored
+                method,
+                self._params,
+                state,
+                batch,
+                self._lr,
+                self._trained,
+                self._factored,
+                self._gradients,
             )
             return params, {k: after[k] for k in method.moving if k in after}, loss
         if cut not in self._probes:
@@ -144,12 +166,11 @@ class CapturedTask:
         return params, changes, loss
 
     def _result(self, k: int, work: Work, loss: Tensor) -> Trained:
-        """The k-th run's, in the shapes it has alone."""
-        params = {name: self._own(t, k).clone() for name, t in self._params.items()}
+        """The k-th run's, by the names and in the shapes it has alone."""
+        params = {n: self._copied(self._params[n], k, t.shape) for n, t in work.params.items()}
         held = {key: work.state[key] for key in self._method.moving if key in work.state}
         moved = {
-            path: self._own(self._moving[path], k)[tuple(map(slice, tensor.shape))].clone()
-            for path, tensor in leaves(held)
+            path: self._copied(self._moving[path], k, tensor.shape) for path, tensor in leaves(held)
         }
         state = {**work.state, **from_leaves(moved)}
         return Trained(params, state, self._own(loss, k).clone())
@@ -157,8 +178,11 @@ class CapturedTask:
     def _is_moving(self, path: str) -> bool:
         return path.partition("/")[0] in self._method.moving
 
-    def _needed(self, state: State) -> State:
-        return self._method.padded(state) if self._stacked else state
+    def _needed(self, work: Work) -> tuple[Params, State]:
+        """Parameters and state; of a stack in shapes that all its runs have."""
+        if self._stacked:
+            return self._method.padded(work.params, work.state)
+        return work.params, work.state
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(tensors)) if self._stacked else tensors[0].clone()
@@ -183,6 +207,14 @@ class CapturedTask:
 
     def _own(self, tensor: Tensor, k: int) -> Tensor:
         return tensor[k] if self._stacked else tensor
+
+    def _copied(self, tensor: Tensor, k: int, shape: torch.Size) -> Tensor:
+        """The k-th run's part without its padding, and with the zeros that were left out."""
+        own = self._own(tensor, k)
+        if own.shape == shape:
+            return own.clone()
+        more = [have - wide for have, wide in zip(shape, own.shape, strict=True)]
+        return pad(own, [width for count in reversed(more) for width in (0, count)])
 
 
 def _together(sets: Sequence[Tensors]) -> Tensors:

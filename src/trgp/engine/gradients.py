@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,20 @@ from ..methods.base import Batch, Factors, Grads, Method, Params
 from ..tree import State
 
 Seen = dict[str, list[tuple[Tensor, Tensor]]]  # by weight: (input, probe) of every call
+
+
+class Gradients(Protocol):
+    """What computes them: the function below, or one that was compiled from it."""
+
+    def __call__(
+        self,
+        method: Method,
+        params: Params,
+        state: State,
+        batch: Batch,
+        trained: Collection[str],
+        factored: Collection[str] = ...,
+    ) -> tuple[Tensor, Grads]: ...
 
 
 def loss_and_gradients(

@@ -15,7 +15,7 @@ from ..methods.base import Method
 from ..results.result import Result
 from ..results.store import RESULT, locked, read_result, write_result
 from .checkpoint import Checkpoints, clear
-from .company import Member, Stack, stacks_well, together
+from .company import Member, Stack, compiling_pays, stacks_well, together
 from .config import Config
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished
@@ -67,6 +67,14 @@ class _Bound:
     """Of the stack it learns in; 1 if it has its steps for itself."""
     place: int
     """In the stack, that of when none was finished."""
+    compiled: bool = False
+
+    @property
+    def steps(self) -> int:
+        """At most so many are taken."""
+        training = self.run.config.training
+        counts = [len(task.train) for task in self.benchmark.tasks]
+        return sum(-(-n // training.batch) for n in counts) * training.epochs
 
 
 def learn(
@@ -76,11 +84,12 @@ def learn(
     observer: Observer,
     aside: Sequence[Path] = (),
     forgiving: bool = False,
+    compiled: bool | None = None,
 ) -> Generator[tuple[Asked, Result | RunError]]:
     """Learn all at the same time, each from its last checkpoint on; a stored result is read.
 
     What lies in the folders `aside` is put there once nothing is wrong with the input. `forgiving`
-    is as for `together`.
+    is as for `together`. Networks are `compiled` where that pays, if it is not said (None).
     """
     new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
     for run in asked:
@@ -96,7 +105,11 @@ def learn(
                 if run.tasks not in tasks:
                     tasks[run.tasks] = run.load(run.seed, device)
                 alike = [other for other in asked if captured and other.family == run.family]
-                bound.append(_bound(run, tasks[run.tasks], device, alike))
+                each = _bound(run, tasks[run.tasks], device, alike)
+                if captured and each.width == 1:
+                    pays = compiling_pays(each.method.network, len(asked) * each.steps)
+                    each = replace(each, compiled=pays if compiled is None else compiled)
+                bound.append(each)
         for folder in aside:
             _set_aside(folder)
         for each in list(bound):
@@ -123,7 +136,8 @@ def learn(
             if width > 1:
                 units.append(Stack({sequencers[s].place: s for s in group}, width, stream))
             else:
-                units.append(Member(group[0], captured, stream))
+                compiles = sequencers[group[0]].compiled
+                units.append(Member(group[0], captured, stream, compiled=compiles))
         runs = {s: each.run for s, each in sequencers.items()}
         try:
             for member in together(units, forgiving):
@@ -179,7 +193,7 @@ def _bound(
 def _sequencer(bound: _Bound, captured: bool, observer: Observer) -> Sequencer:
     run, method = bound.run, bound.method
     device = method.network.device
-    engine = "captured" if captured else "eager"
+    engine = ("compiled" if bound.compiled else "captured") if captured else "eager"
     if bound.width > 1:
         engine = f"stacked, {bound.place + 1} of {bound.width}"
     identity = {

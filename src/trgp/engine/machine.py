@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+ENGINES = ("auto", "eager", "captured", "compiled")
 SMALL = 1 << 20  # weights; below this handing products to other threads costs more than it saves
 
 
@@ -31,9 +32,9 @@ def resolve(device: str | torch.device) -> torch.device:
 
 def is_captured(engine: str, device: torch.device) -> bool:
     """Whether steps are replayed as CUDA graphs."""
-    if engine not in ("auto", "eager", "captured"):
-        raise ValueError(f"engine must be auto, eager or captured, not {engine!r}.")
-    if engine == "captured" and device.type != "cuda":
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}.")
+    if engine in ("captured", "compiled") and device.type != "cuda":
         raise ValueError("Only a GPU can replay captured steps; give --engine eager.")
     return engine != "eager" and device.type == "cuda"
 

@@ -32,7 +32,7 @@ def run(
     preset: str = "paper",
     seeds: int | Iterable[int] = 1,
     device: str | torch.device = "auto",
-    engine: Literal["auto", "eager", "captured"] = "auto",
+    engine: Literal["auto", "eager", "captured", "compiled"] = "auto",
     together: int | None = None,
     out: PathLike = "runs",
     data_root: PathLike | None = None,
@@ -47,8 +47,9 @@ def run(
     benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test, which
         need a `network` (a class or function that makes one).
     seeds: how many, from 0 on, or which.
-    engine: whether steps run one by one (eager) or as replayed CUDA graphs (captured); auto takes
-        the second on a GPU.
+    engine: whether steps run one by one (eager) or as replayed CUDA graphs (captured), of a network
+        that torch may have compiled before (compiled); auto takes captured steps on a GPU, and
+        compiles where that pays.
     together: how many seeds learn at the same time on a GPU (None: ten); a CPU takes them in turn.
     out: the folder that results and checkpoints are stored in.
     fresh: start over, also where there is a result or a checkpoint; an old result is kept as
@@ -61,6 +62,7 @@ def run(
         wanted = check_seeds(seeds)
         place = resolve(device)
         captured = is_captured(engine, place)
+        compiled = None if engine == "auto" else engine == "compiled"
         width = company_of(together, captured)
         if isinstance(benchmark, os.PathLike):
             benchmark = os.fspath(benchmark)
@@ -84,7 +86,9 @@ def run(
     # All at once, so that a command that goes on later without `fresh` mixes no old seed in.
     aside = folders if fresh else []
     for k in range(0, len(asked), width):
-        with closing(learn(asked[k : k + width], place, captured, observer, aside)) as ends:
+        with closing(
+            learn(asked[k : k + width], place, captured, observer, aside, compiled=compiled)
+        ) as ends:
             for run, end in ends:
                 if isinstance(end, Result):
                     runs[run.seed] = end

@@ -12,7 +12,7 @@ from ..methods.base import Batch, Method, Params
 from ..tree import State
 from .batches import Cut, Part, cuts, epoch_batches, rows_of
 from .divergence import DivergenceError, locate
-from .gradients import loss_and_gradients
+from .gradients import Gradients, loss_and_gradients
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,10 @@ def train_step(
     lr: float | Tensor,
     trained: Collection[str],
     factored: Collection[str],
+    gradients: Gradients = loss_and_gradients,
 ) -> tuple[Params, State, Tensor]:
     """One step: loss, gradient, the method's update."""
-    loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
+    loss, grads = gradients(method, params, state, batch, trained, factored)
     with torch.no_grad():
         params, changes = method.step(params, grads, state, batch, lr)
     check_moving(method, changes)
