@@ -40,9 +40,9 @@ from trgp.results.result import Result, Results
 
 
 @pytest.fixture
-def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a CPU do what a GPU replays."""
-    monkeypatch.setattr("trgp.engine.run.is_captured", lambda engine, device: True)
+def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs share a CPU as they share a GPU."""
+    monkeypatch.setattr("trgp.engine.run.company_of", lambda together, *_: together or 10)
 
 
 # ---- taking turns ----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_runs_of_their_own_take_turns_and_end_with_the_bits_they_have_alone(
     assert [event.seed for event in epochs] == [0, 1, 2] * 4
 
 
-def test_a_company_is_told_by_its_results(tmp_path: Path, replaying: None) -> None:
+def test_a_company_is_told_by_its_results(tmp_path: Path, sharing: None) -> None:
     def run(**options: Any) -> Results:
         return trgp.run(
             some_tasks(2), "gpm", network=one_head, epochs=1, device="cpu", out=tmp_path, **options
@@ -208,7 +208,7 @@ def exploding(make: Make, seed: int, task: int) -> Make:
 
 @pytest.mark.parametrize(("make", "shape"), [(one_head, (8,)), (Conv, (4, 4, 4))])
 def test_a_seed_that_diverges_leaves_the_others_as_they_are(
-    make: Make, shape: tuple[int, ...], tmp_path: Path, replaying: None
+    make: Make, shape: tuple[int, ...], tmp_path: Path, sharing: None
 ) -> None:
     """Stacked and side by side; what it has finished before is kept."""
     tasks = some_tasks(3, *shape)

@@ -1,4 +1,4 @@
-"""Work that is captured once as a CUDA graph and then replayed; on the CPU it is just done.
+"""Work that is captured once and then replayed: as a CUDA graph, or on a CPU as a tape.
 
 A body of work reads and writes tensors that stay where they are, and depends on nothing else.
 """
@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+
+from .tape import taped
 
 Body = Callable[[], None]
 
@@ -26,7 +28,8 @@ class Replay:
     def prepare(self, kind: Hashable, body: Body) -> None:
         """Capture a body where it is new; what it does to its tensors meanwhile is of no use."""
         if kind not in self:
-            self._graphs[kind] = self._captured(body) if self._device.type == "cuda" else body
+            capture = self._captured if self._device.type == "cuda" else taped
+            self._graphs[kind] = capture(body)
 
     def __call__(self, kind: Hashable) -> None:
         self._graphs[kind]()

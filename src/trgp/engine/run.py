@@ -47,8 +47,8 @@ def run(
     benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test, which
         need a `network` (a class or function that makes one).
     seeds: how many, from 0 on, or which.
-    engine: whether steps run one by one (eager) or as replayed CUDA graphs (captured), of a network
-        that torch may have compiled before (compiled); auto takes captured steps on a GPU, and
+    engine: whether steps run one by one (eager) or are captured once and replayed (captured), on a
+        GPU of a network that torch has compiled before (compiled); auto takes captured steps, and
         compiles where that pays.
     together: how many seeds learn at the same time on a GPU (None: ten); a CPU takes them in turn.
     out: the folder that results and checkpoints are stored in.
@@ -63,7 +63,7 @@ def run(
         place = resolve(device)
         captured = is_captured(engine, place)
         compiled = None if engine == "auto" else engine == "compiled"
-        width = company_of(together, captured)
+        width = company_of(together, captured, place)
         if isinstance(benchmark, os.PathLike):
             benchmark = os.fspath(benchmark)
         if isinstance(benchmark, str):
@@ -104,18 +104,19 @@ def run(
     return results
 
 
-def company_of(together: int | None, captured: bool) -> int:
+def company_of(together: int | None, captured: bool, device: torch.device) -> int:
     """How many runs learn at the same time in this process."""
+    shared = captured and device.type == "cuda"
     if together is not None:
         check_count("together", together)
         if together > MOST_TOGETHER:
             raise ValueError(f"together must be at most {MOST_TOGETHER}, not {together}.")
-        if together > 1 and not captured:
+        if together > 1 and not shared:
             raise ValueError(
                 "Only on a GPU, with captured steps, do runs learn together in one process; leave "
                 "`together` out."
             )
-    return (together or TOGETHER) if captured else 1
+    return (together or TOGETHER) if shared else 1
 
 
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
