@@ -175,7 +175,8 @@ def _once_compiled(
     shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
     key = module.code, shapes, torch.get_float32_matmul_precision()
     if key not in _COMPILED:
-        options = {"fallback_random": True}
+        # Dropout draws in the order of memory, which is then the one that eager steps have.
+        options = {"fallback_random": True, "layout_optimization": False}
         # Kernels are not chosen by timing them, or their bits would vary from process to process.
         if hasattr(torch._inductor.config, "deterministic"):
             options["deterministic"] = True
