@@ -1,5 +1,6 @@
 """Stacked on each other, runs take the steps that each takes alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from trgp.methods import METHODS
 from trgp.methods.base import BENT, GATE
 from trgp.methods.loss import cross_entropy
 from trgp.methods.trgp import OWN
+from trgp.results.result import Result
 from trgp.tree import leaves, level
 
 SIZES = {"0": 8, "2": 12, "4": 10}  # of the inputs of the layers, without a bias
@@ -290,6 +292,54 @@ def test_a_run_is_not_disturbed_by_others_at_other_rates(tmp_path: Path) -> None
     first = go(0.1, 0.05, 0.2)
     assert len(set(first.values())) == 3
     assert go(0.1, 0.01, 0.3)[0.1] == first[0.1]
+
+
+VARIED: tuple[dict[str, Any], ...] = (
+    {"threshold": 0.8, "samples": 20, "first_task_short": True},
+    {"threshold_growth": 0.01, "epsilon": 0.0, "unscaled_inputs": True},
+    {"epsilon": 0.9, "scope": "task", "third_task_trusts_second": True},
+    {"selection_samples": 9, "first_layer_gate": True},
+)
+
+
+@pytest.mark.parametrize("form", ["auto", "literal"])
+def test_runs_that_differ_between_tasks_alone_share_their_steps(form: str, tmp_path: Path) -> None:
+    """Other settings, and so other memories and trust regions, in one stack: each as alone."""
+    tasks = some_tasks(3, samples=50)
+    learnt = []
+    for k, options in enumerate(VARIED):
+        out = tmp_path / str(k)
+        learnt += asked_for(tasks, "trgp", out, one_head, [3], form=form, **options)
+    assert len({run.family for run in learnt}) == 1
+    alone = {}
+    for run in learnt:
+        apart = replace(run, folder=run.folder / "alone")
+        ((_, end),) = learning.learn([apart], torch.device("cpu"), True, lambda event: None)
+        alone[run] = end
+    selected = []
+    for run, end in learning.learn(learnt, torch.device("cpu"), True, lambda event: None):
+        lone = alone[run]
+        assert isinstance(end, Result)
+        assert isinstance(lone, Result)
+        assert end.device.endswith("4 runs at once")
+        assert (end.selected, end.ranks) == (lone.selected, lone.ranks)
+        for curves, others in zip(end.curves, lone.curves, strict=True):
+            assert curves["loss"] == pytest.approx(others["loss"], rel=1e-5)
+        selected.append(end.selected)
+    assert len({str(trusted) for trusted in selected}) > 1
+
+
+def test_what_steps_read_keeps_runs_apart(tmp_path: Path) -> None:
+    tasks = some_tasks(2, samples=50)
+    others: list[dict[str, Any]] = [
+        {},
+        {"top_k": 1},
+        {"scale_rate": 0.5},
+        {"form": "literal"},
+        {"batch": 9},
+    ]
+    asked = [run for o in others for run in asked_for(tasks, "trgp", tmp_path, one_head, [3], **o)]
+    assert len({run.family for run in asked}) == len(others)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

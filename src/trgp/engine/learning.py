@@ -3,7 +3,7 @@
 import json
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,18 @@ class Asked:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What runs that can share their steps have in common: all but seed and rate."""
+        """What runs that can share their steps have in common: all but the seed, the rate and what
+        a method reads between tasks alone."""
         config = self.config
         training = replace(config.training, lr=1.0)
+        options = {f.name: f.default for f in fields(config.method)}
+        unread = {name: options[name] for name in config.method.between_tasks}
+        method = replace(config.method, **unread)
         # As texts: a user's method may have fields that no hash can be made of.
         return (
             config.benchmark,
             config.data_source,
-            *map(repr, (config.method, training, config.data)),
+            *map(repr, (method, training, config.data)),
         )
 
     @property

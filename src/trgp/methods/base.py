@@ -93,6 +93,9 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     """Which of a batch's `first` and `progress` its functions read; others are not kept up."""
 
+    between_tasks: ClassVar[tuple[str, ...]] = ()
+    """Options that neither `loss` nor `step` reads: runs that differ in them can share steps."""
+
     network: "ClassVar[Network]"  # of the one run it is bound to
 
     def bind(self, network: "Network") -> Self:

@@ -37,6 +37,13 @@ class GPMMethod(Layerwise):
         task_id_at_test=False,
     )
     pooled: ClassVar[bool] = False
+    between_tasks: ClassVar[tuple[str, ...]] = (
+        "threshold",
+        "threshold_growth",
+        "samples",
+        "images_per_layer",
+        "first_task_short",
+    )
 
     threshold: tuple[float, ...] = (0.97,)
     """Share of the inputs' energy that a task's basis must hold: one value, or one a layer."""

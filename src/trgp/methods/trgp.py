@@ -46,6 +46,15 @@ class TRGPMethod(GPMMethod):
     )
     moving: ClassVar[tuple[str, ...]] = ("Tsum",)
     pooled: ClassVar[bool] = True
+    between_tasks: ClassVar[tuple[str, ...]] = (
+        *GPMMethod.between_tasks,
+        "epsilon",
+        "scope",
+        "selection_samples",
+        "unscaled_inputs",
+        "first_layer_gate",
+        "third_task_trusts_second",
+    )
 
     epsilon: float = 0.5
     """Least share of the gradient's norm that an old task's basis must hold to be trusted."""
