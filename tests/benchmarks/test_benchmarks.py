@@ -1,7 +1,6 @@
 """Task sequences: sizes, labels, disjointness, seeds, the published quirks, networks, refusals."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,9 +332,22 @@ def test_a_set_too_small_to_hold_out_from_is_a_sentence(tmp_path: Path) -> None:
 def test_without_scikit_learn_the_sentence_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install 'trgp\\[digits\\]'"):
         load("permuted-digits")
+
+
+def test_digits_are_those_that_scikit_learn_loads() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    content = datasets.load_digits()
+    found = []
+    for t, task in enumerate(load("split-digits").tasks):
+        for part in (task.train, task.valid, task.test):
+            images, labels = part.batch(slice(None))
+            rows = (16 * images).flatten(1).tolist()
+            found += [(row, 2 * t + y) for row, y in zip(rows, labels.tolist(), strict=True)]
+    expected = zip(content.data.tolist(), content.target.tolist(), strict=True)
+    assert sorted(found) == sorted(expected)
 
 
 # Train and test images of each set, and the parts that a task of the benchmark has.

@@ -1,21 +1,26 @@
-"""Compiled loss and gradients: what the plain ones are, compiled once for all heads."""
+"""Compiled loss and gradients: what the plain ones are, and equal graphs compiled once."""
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from companies import STACKABLE, asked_for, with_heads
+from small_runs import some_tasks
 from torch import Tensor, nn
 
 from trgp.engine import compiled
-from trgp.engine.company import PER_LAYER, compiling_pays
 from trgp.engine.compiled import Compiler
+from trgp.engine.events import nobody
 from trgp.engine.gradients import loss_and_gradients
+from trgp.engine.learning import learn
 from trgp.engine.network import Network
+from trgp.methods import METHODS
 from trgp.methods.base import Batch, Method
 from trgp.methods.finetune import Finetune
-from trgp.models import AlexNet
+from trgp.results.result import Result
 
 CPU = torch.device("cpu")
 
@@ -66,13 +71,6 @@ class Penalised(Finetune):
         return super().loss(params, state, batch) + state["factor"] * params["conv.weight"].sum()
 
 
-class Distilled(Finetune):
-    """A loss that reads other heads than the task's own."""
-
-    def loss(self, params: Mapping[str, Tensor], state: Any, batch: Batch) -> Tensor:
-        return self.network.every_head(params, batch.x).square().mean()
-
-
 def bound(method: Method, kind: type[nn.Module] = Small) -> Method:
     return method.bind(Network(kind, True, CPU, 0))
 
@@ -109,56 +107,93 @@ def test_compiled_gradients_are_the_plain_ones_and_serve_every_head_of_every_run
     """Factors come where they are asked for."""
     before = len(compiled._COMPILED)
     for _ in range(2):
-        method, compiler = bound(Finetune()), Compiler(6)
+        method = bound(Finetune())
         for head in range(3):
+            compiler = Compiler(6)
             for factored in ((), ("fc.weight",)):
                 assert compared(method, compiler, batch(head), factored, {}) < 1e-5
     assert len(compiled._COMPILED) == before + 2
 
 
-@pytest.mark.parametrize(
-    ("method", "kind", "count"),
-    [
-        (Finetune(), Small, 5),  # a last batch
-        (Finetune(), Unmarked, 6),
-        (Finetune(), Dropping, 6),
-        (Penalised(), Small, 6),
-        (Distilled(), Small, 6),
-    ],
-)
-def test_what_can_change_from_task_to_task_is_not_compiled(
-    method: Method, kind: type[nn.Module], count: int
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Graphs are traced, but not compiled: they come to the bits of plain steps. Their texts."""
+    texts: list[str] = []
+
+    def kept(module: Any, given: Any) -> Any:
+        texts.append(module.code)
+        return module
+
+    monkeypatch.setattr(compiled, "_once_compiled", kept)
+    return texts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_several_tasks_ends_as_one_that_is_not_compiled(
+    method: str, tmp_path: Path, uncompiled: list[str]
 ) -> None:
-    before = len(compiled._COMPILED)
+    """Also where a later task's loss is another than the first one's."""
+    options = STACKABLE.get(method, {"memory_size": 20})
+    found = []
+    for name, compiling in (("a", False), ("b", True)):
+        asked = asked_for(some_tasks(3), method, tmp_path / name, with_heads, [4], **options)
+        ((_, end),) = learn(asked, CPU, True, nobody, compiled=compiling)
+        assert isinstance(end, Result)
+        found.append(end)
+    plain, traced = found
+    assert traced.digest == plain.digest
+    assert traced.curves == plain.curves
+    # HAT's gates are parameters of its own, and ER's loss reads examples.
+    assert bool(uncompiled) == (method not in ("hat", "er"))
+
+
+@pytest.mark.parametrize("kind", [Unmarked, Dropping])
+def test_what_differs_from_head_to_head_is_traced_for_each(
+    kind: type[nn.Module], uncompiled: list[str]
+) -> None:
+    method, compiler = bound(Finetune(), kind), Compiler(6)
+    for head in range(3):
+        assert compared(method, compiler, batch(head), (), {}) == 0
+    assert len(set(uncompiled)) == (3 if kind is Unmarked else 0)  # dropout is in place on a CPU
+
+
+class FirstEpoch(Finetune):
+    """A loss that depends on what Python knows of a batch."""
+
+    def loss(self, params: Mapping[str, Tensor], state: Any, batch: Batch) -> Tensor:
+        return super().loss(params, state, batch) * (10 if batch.first else 1)
+
+
+def test_what_python_knows_of_a_batch_is_not_taken_from_another(uncompiled: list[str]) -> None:
+    method, compiler = bound(FirstEpoch()), Compiler(6)
+    for first in (True, False):
+        assert compared(method, compiler, batch(0)._replace(first=first), (), {}) == 0
+    assert len(uncompiled) == 2
+
+
+@pytest.mark.parametrize(("method", "count"), [(Finetune(), 5), (Penalised(), 6)])
+def test_a_last_batch_and_a_loss_that_reads_the_state_are_not_compiled(
+    method: Method, count: int, uncompiled: list[str]
+) -> None:
     state = {"factor": torch.tensor(0.5)}
-    difference = compared(bound(method, kind), Compiler(6), batch(1, count), (), state)
-    assert difference == 0
-    assert len(compiled._COMPILED) == before
+    assert compared(bound(method), Compiler(6), batch(1, count), (), state) == 0
+    assert not uncompiled
 
 
-def test_a_compiler_that_fails_leaves_the_steps_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
+class Reading(Small):
+    def features(self, x: Tensor) -> Tensor:
+        return self.hidden(x) * x.detach().mean().tolist()
+
+
+@pytest.mark.parametrize("kind", [Small, Reading])
+def test_a_network_that_cannot_be_compiled_leaves_the_steps_as_they_are(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise OSError("no compiler")
 
     monkeypatch.setattr(compiled, "_once_compiled", broken)
-    method = bound(Finetune())
-    with pytest.warns(UserWarning, match="taken uncompiled.*--engine captured"):
+    method = bound(Finetune(), kind)
+    why = "reads a number" if kind is Reading else "no compiler"
+    with pytest.warns(UserWarning, match=f"{why}.*taken uncompiled.*--engine captured"):
         assert compared(method, Compiler(6), batch(0), (), {}) == 0
-
-
-def test_only_many_steps_of_convolutions_on_a_gpu_are_worth_compiling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    network = Network(AlexNet, True, CPU, 0)
-    enough = 6 * PER_LAYER  # three convolutions, two linear layers, and a head
-    assert not compiling_pays(network, enough)
-    monkeypatch.setattr("trgp.engine.company.has_triton", lambda: True)
-    monkeypatch.setattr("trgp.engine.company.shutil.which", lambda name: name)
-    network.device = torch.device("cuda")
-    assert compiling_pays(network, enough)
-    assert not compiling_pays(network, enough - 1)
-    plain = Network(lambda: nn.Linear(3, 2), False, CPU, 0)
-    plain.device = torch.device("cuda")
-    assert not compiling_pays(plain, 10**9)

@@ -1,5 +1,7 @@
 """What is taped is repeated to the bit, and what cannot be is done as it stands."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -89,17 +91,81 @@ def test_what_depends_on_more_than_shapes_is_not_taped(read: str) -> None:
     assert taped(work.body) == work.body
 
 
+def swallowed(loss: Tensor) -> float:
+    try:
+        return loss.item()
+    except Exception:
+        return 0.5
+
+
+def written(loss: Tensor) -> Tensor:
+    own = torch.tensor(0.5)
+    own += 1
+    return own
+
+
+def reshaped(loss: Tensor) -> Tensor:
+    return loss.detach().unsqueeze_(0).sum()
+
+
+def sparse(loss: Tensor) -> Tensor:
+    return loss.detach().reshape(1, 1).to_sparse().to_dense().sum()
+
+
+@pytest.mark.parametrize("read", [swallowed, written, reshaped, sparse])
+def test_other_ways_that_a_tape_cannot_follow_are_noticed(
+    read: Callable[[Tensor], Tensor | float],
+) -> None:
+    work = Work(read)
+    assert taped(work.body) == work.body
+
+
+def test_a_single_batch_hides_no_number_that_was_read() -> None:
+    work = Work(READS["numpy"])
+    work.x, work.y = work.x[:1], work.y[:1]
+    assert taped(work.body) == work.body
+
+
+def test_a_tensor_that_is_replaced_is_not_taken_for_one_that_stays() -> None:
+    """As running averages that a network keeps outside its buffers."""
+    average = [torch.zeros(())]
+
+    def read(loss: Tensor) -> Tensor:
+        average[0] = 0.9 * average[0] + 0.1 * loss.detach()
+        return torch.zeros(())
+
+    work = Work(read)
+    assert taped(work.body) == work.body
+
+
+def test_taping_leaves_all_as_it_was_and_is_not_kept() -> None:
+    work = Work()
+    start = {name: tensor.clone() for name, tensor in work.tensors.items()}
+    state = torch.get_rng_state()
+    tape = taped(work.body)
+    assert all(torch.equal(start[name], tensor) for name, tensor in work.tensors.items())
+    assert work.step.item() == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    gone = weakref.ref(work)
+    gc.collect()
+    gc.disable()
+    try:
+        del tape, work
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_only_one_batch_is_enough() -> None:
     """What the body leaves behind may be no place to begin from."""
     work = Work()
     work.x, work.y = work.x[:1], work.y[:1]
     tape = taped(work.body)
     assert tape != work.body
-    with pytest.raises(IndexError):
-        tape()
-    work.step.zero_()
     tape()
     assert work.step.item() == 1
+    with pytest.raises(IndexError):
+        tape()
 
 
 def test_a_body_that_fails_says_so() -> None:

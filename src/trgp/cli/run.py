@@ -45,8 +45,8 @@ class Running:
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
     engine: Literal["auto", "eager", "captured", "compiled"] = "auto"
-    """Steps one by one (eager), or captured and replayed (captured), on a GPU of a network that is
-    compiled before (compiled); auto captures, and compiles where that pays."""
+    """Steps one by one (eager) or captured and replayed (captured, which auto takes), on a GPU also
+    of a network that is compiled before (compiled)."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """How many processes learn seeds side by side on a CPU (without it: one a core, and one alone
     where a run uses several cores)."""

@@ -95,6 +95,10 @@ class CapturedTask:
         loss = self._total / sum(cut.length for cut in batches)
         return [self._result(k, work, loss) for k, work in enumerate(works)]
 
+    def forget(self) -> None:
+        """Let go of what was captured, which may hold this task in turn."""
+        self._replay = Replay(self._step.device)
+
     def _load(self, works: Sequence[Work]) -> None:
         """What an epoch begins with, into the tensors that the graphs know."""
         needed = [self._needed(work) for work in works]

@@ -9,26 +9,19 @@ A run's draws are keyed by its seed alone. On a stream of its own it comes to th
 to alone; in a stack to those of the same place in any stack as wide.
 """
 
-import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import torch
 from torch import nn
-from torch.utils._triton import has_triton
 
 from ..methods.base import Method
 from .captured import CapturedTask
 from .errors import RunError
 from .gradients import Gradients, loss_and_gradients
-from .network import Network
 from .sequence import Sequencer
 from .stream import Stream
 from .train import Trained, Work, train_epoch
-
-# Measured: 3 s of compiling a layer for each of the two graphs that a run needs, which then save
-# 0.1 to 0.2 ms in every step.
-PER_LAYER = 40_000  # steps, from which on that pays
 
 
 def stacks_well(method: Method, x: torch.Tensor) -> bool:
@@ -48,18 +41,6 @@ def stacks_well(method: Method, x: torch.Tensor) -> bool:
     )
 
 
-def compiling_pays(network: Network, steps: int) -> bool:
-    """Whether a network is better compiled for so many steps of all runs.
-
-    Convolutions leave much between them to be fused, linear layers little.
-    """
-    modules = list(network.module.modules())
-    convolutions = sum(isinstance(m, nn.modules.conv._ConvNd) for m in modules)
-    layers = convolutions + sum(isinstance(m, nn.Linear) for m in modules) - network.heads + 1
-    ready = network.device.type == "cuda" and has_triton() and shutil.which("cc") is not None
-    return ready and convolutions > 0 and steps >= PER_LAYER * layers
-
-
 class Member:
     """One run among others."""
 
@@ -74,11 +55,7 @@ class Member:
         self.error: RunError | None = None
         self._stream = stream
         self._captured = captured
-        self._gradients: Gradients = loss_and_gradients
-        if compiled:
-            from .compiled import Compiler  # which imports torch's: seconds, and rarely needed
-
-            self._gradients = Compiler(sequencer.config.training.batch)
+        self._compiled = compiled
         self._turns = sequencer.learn()
         self._steps: CapturedTask | None = None
         self._training: Generator[None, None, Trained] | None = None
@@ -132,8 +109,14 @@ class Member:
         if not self._captured:
             return train_epoch(self.method, work)
         if self._steps is None or self._steps.task != work.epoch.task:
-            self._steps = None  # the old task's graphs are freed before the new one's are made
-            self._steps = CapturedTask(self.method, [work], gradients=self._gradients)
+            if self._steps is not None:
+                self._steps.forget()  # the old task's graphs go before the new one's are made
+            gradients: Gradients = loss_and_gradients
+            if self._compiled:
+                from .compiled import Compiler  # which imports torch's: seconds, and rarely needed
+
+                gradients = Compiler(work.epoch.batch_size)
+            self._steps = CapturedTask(self.method, [work], gradients=gradients)
         (trained,) = yield from self._steps.train([work])
         return trained
 
@@ -199,7 +182,8 @@ class Stack:
         works = [asked.get(place, copied) for place in range(self._width)]
         task = copied.epoch.task
         if self._steps is None or self._steps.task != task or not asked.keys() <= self._held:
-            self._steps = None
+            if self._steps is not None:
+                self._steps.forget()
             method = next(iter(self._group.values())).method
             self._steps = CapturedTask(method, works, stacked=True)
             self._held = frozenset(asked)

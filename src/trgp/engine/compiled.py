@@ -1,16 +1,14 @@
 """A batch's loss and gradient as one function that torch has compiled.
 
-Forward and backward pass are traced into one graph of tensor operations, which torch's compiler
-fuses. A graph is compiled once in a process, whichever run or task asks for it: only those are
-compiled that read nothing but the network's parameters and the batch, so a memory that grew never
-makes a new one, and a task's head goes by the same name in all of them. Dropout draws what it draws
-in eager steps.
+Forward and backward pass are traced into one graph of tensor operations, anew for every task, and
+torch's compiler fuses them. Equal graphs are compiled once in a process, whichever run, task or
+head they are of: graphs that read more than the network's parameters and the batch, such as bases
+that grow, are not compiled at all. Dropout draws what it draws in eager steps.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch._inductor.config
@@ -21,14 +19,13 @@ from ..methods.base import Batch, Factors, Grads, Method, Params
 from ..tree import State
 from .gradients import loss_and_gradients
 from .network import Network
-
-HEAD = "heads.*."  # begins the names of a head's parameters, whichever it is
+from .outside import LeavingTorch
 
 _COMPILED: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
 
 
 class Compiler:
-    """The compiled gradients of one run, to be called as `loss_and_gradients`."""
+    """The compiled gradients of one task of a run, to be called as `loss_and_gradients`."""
 
     def __init__(self, batch_size: int) -> None:
         """Batches of another size, as the last of an epoch, are not worth compiling for."""
@@ -44,44 +41,16 @@ class Compiler:
         trained: Collection[str],
         factored: Collection[str] = (),
     ) -> tuple[Tensor, Grads]:
-        own = _Names(method.network, batch.head)
         found = None
-        if len(batch.y) == self._size and own.known:
-            key = own.common_of(trained), own.common_of(factored)
+        # Running statistics would be changed on the way.
+        if len(batch.y) == self._size and not method.network.buffers:
+            key = batch.task, batch.head, batch.first, frozenset(trained), frozenset(factored)
             if key not in self._made:
                 self._made[key] = _compiled(method, params, state, batch, trained, factored)
             found = self._made[key]
         if found is None:
             return loss_and_gradients(method, params, state, batch, trained, factored)
-        return found(method.network, params, batch, own)
-
-
-class _Names:
-    """Parameters by names that are the same for every head."""
-
-    def __init__(self, network: Network, head: int) -> None:
-        module: Any = network.module
-        self._head = f"heads.{head}." if network.separate_heads else HEAD
-        # Running statistics change on the way; and where the part before the heads is not known to
-        # be apart from them, a pass may differ from head to head in more than names.
-        alike = not network.separate_heads or (
-            hasattr(module, "features") and len({repr(head) for head in module.heads}) == 1
-        )
-        self.known = alike and not network.buffers
-
-    def common_of(self, names: Iterable[str]) -> frozenset[str]:
-        """Without those of other heads."""
-        return frozenset(name for name in map(self.common, names) if not _of_a_head(name))
-
-    def common(self, name: str) -> str:
-        return HEAD + name.removeprefix(self._head) if name.startswith(self._head) else name
-
-    def own(self, name: str) -> str:
-        return self._head + name.removeprefix(HEAD) if name.startswith(HEAD) else name
-
-
-def _of_a_head(name: str) -> bool:
-    return name.startswith("heads.") and not name.startswith(HEAD)
+        return found(method.network, params, batch)
 
 
 @dataclass(frozen=True)
@@ -92,10 +61,8 @@ class _Compiled:
     gives: tuple[tuple[str, int], ...]
     """What it gives after the loss: gradients by name, and of how many tensors each is made."""
 
-    def __call__(
-        self, network: Network, params: Params, batch: Batch, names: _Names
-    ) -> tuple[Tensor, Grads]:
-        given = [batch.x, batch.y, *(params[names.own(name)] for name in self.reads)]
+    def __call__(self, network: Network, params: Params, batch: Batch) -> tuple[Tensor, Grads]:
+        given = [batch.x, batch.y, *(params[name] for name in self.reads)]
         # The casts of a lower precision are part of the graph, how products round is not.
         plain = torch.autocast(network.device.type, enabled=False)
         with torch.no_grad(), network.rounding(), plain:
@@ -104,7 +71,7 @@ class _Compiled:
         left = iter(parts)
         for name, count in self.gives:
             own = [next(left) for _ in range(count)]
-            grads[names.own(name)] = Factors(*own) if count > 1 else own[0]
+            grads[name] = Factors(*own) if count > 1 else own[0]
         return loss, grads
 
 
@@ -116,8 +83,7 @@ def _compiled(
     trained: Collection[str],
     factored: Collection[str],
 ) -> _Compiled | None:
-    """None where the loss reads more than a head, the layers before it and the batch."""
-    names = _Names(method.network, batch.head)
+    """None where the loss reads more than the network's parameters and the batch."""
     gives: list[tuple[str, int]] = []
 
     def compute(x: Tensor, y: Tensor, *tensors: Tensor) -> list[Tensor]:
@@ -125,23 +91,21 @@ def _compiled(
         now = batch._replace(x=x, y=y)
         loss, grads = loss_and_gradients(method, own, state, now, trained, factored)
         parts = {n: g if isinstance(g, Factors) else (g,) for n, g in grads.items()}
-        gives[:] = [(names.common(name), len(each)) for name, each in parts.items()]
+        gives[:] = [(name, len(each)) for name, each in parts.items()]
         return [loss, *(tensor for each in parts.values() for tensor in each)]
 
-    traced = make_fx(compute)(batch.x, batch.y, *params.values()).graph
-    traced.eliminate_dead_code()
-    places = [node for node in traced.nodes if node.op == "placeholder"]
-    read = [n for n, place in zip(params, places[2:], strict=True) if place.users]
-    common = tuple(map(names.common, read))
-    if (
-        any(node.op == "get_attr" or _in_place(node) for node in traced.nodes)
-        or any(map(_of_a_head, common))
-        or not method.network.names.issuperset(read)
-    ):
-        return None
-    given = [batch.x, batch.y, *(params[name] for name in read)]
     try:
-        function = _once_compiled(_without_unused(traced), given)
+        with LeavingTorch():
+            traced = make_fx(compute)(batch.x, batch.y, *params.values()).graph
+        traced.eliminate_dead_code()
+        places = [node for node in traced.nodes if node.op == "placeholder"]
+        read = [n for n, place in zip(params, places[2:], strict=True) if place.users]
+        others = any(node.op == "get_attr" or _in_place(node) for node in traced.nodes)
+        if others or not method.network.names.issuperset(read):
+            return None
+        given = [batch.x, batch.y, *(params[name] for name in read)]
+        with method.network.rounding():
+            function = _once_compiled(_without_unused(traced), given)
     except Exception as error:  # whatever it is, the steps can be taken as they are
         warnings.warn(
             f"The network could not be compiled ({type(error).__name__}: {error}); its steps are "
@@ -149,7 +113,7 @@ def _compiled(
             stacklevel=2,
         )
         return None
-    return _Compiled(function, common, tuple(gives))
+    return _Compiled(function, tuple(read), tuple(gives))
 
 
 def _in_place(node: fx.Node) -> bool:
@@ -163,7 +127,9 @@ def _without_unused(traced: fx.Graph) -> fx.GraphModule:
     copies: dict[fx.Node, fx.Node] = {}
     for k, node in enumerate(traced.nodes):
         if node.op != "placeholder":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            args = fx.map_arg(node.args, copies.__getitem__)
+            kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+            copies[node] = graph.create_node(node.op, node.target, args, kwargs)
         elif node.users or k < 2:  # the samples and labels stay
             copies[node] = graph.placeholder(f"given_{len(copies)}")
     return fx.GraphModule(nn.Module(), graph)

@@ -1,7 +1,6 @@
 """Loss and accuracy on samples that are not learnt."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +68,8 @@ class Evaluation:
         kind = (head, x.shape, frozenset((n, w.shape) for n, w in weights.items()))
         if kind not in self._replay:
             before = self._totals.clone()
-            self._replay.prepare(kind, partial(self._add, weights, *held, head))
+            # A view, so that a network that reshapes its input in place leaves this as it is.
+            self._replay.prepare(kind, lambda: self._add(weights, held[0].detach(), held[1], head))
             self._totals.copy_(before)
         torch._foreach_copy_(list(held), [x, y])
         self._replay(kind)

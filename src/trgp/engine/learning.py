@@ -15,7 +15,7 @@ from ..methods.base import Method
 from ..results.result import Result
 from ..results.store import RESULT, locked, read_result, write_result
 from .checkpoint import Checkpoints, clear
-from .company import Member, Stack, compiling_pays, stacks_well, together
+from .company import Member, Stack, stacks_well, together
 from .config import Config
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished
@@ -43,8 +43,8 @@ class Asked:
         a method reads between tasks alone."""
         config = self.config
         training = replace(config.training, lr=1.0)
-        options = {f.name: f.default for f in fields(config.method)}
-        unread = {name: options[name] for name in config.method.between_tasks}
+        between = config.method.between_tasks
+        unread = {f.name: f.default for f in fields(config.method) if f.name in between}
         method = replace(config.method, **unread)
         # As texts: a user's method may have fields that no hash can be made of.
         return (
@@ -71,14 +71,6 @@ class _Bound:
     """Of the stack it learns in; 1 if it has its steps for itself."""
     place: int
     """In the stack, that of when none was finished."""
-    compiled: bool = False
-
-    @property
-    def steps(self) -> int:
-        """At most so many are taken."""
-        training = self.run.config.training
-        counts = [len(task.train) for task in self.benchmark.tasks]
-        return sum(-(-n // training.batch) for n in counts) * training.epochs
 
 
 def learn(
@@ -88,12 +80,12 @@ def learn(
     observer: Observer,
     aside: Sequence[Path] = (),
     forgiving: bool = False,
-    compiled: bool | None = None,
+    compiled: bool = False,
 ) -> Generator[tuple[Asked, Result | RunError]]:
     """Learn all at the same time, each from its last checkpoint on; a stored result is read.
 
     What lies in the folders `aside` is put there once nothing is wrong with the input. `forgiving`
-    is as for `together`. Networks are `compiled` where that pays, if it is not said (None).
+    is as for `together`. Runs whose networks are `compiled` are not stacked.
     """
     new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
     for run in asked:
@@ -108,12 +100,9 @@ def learn(
             for run in new:
                 if run.tasks not in tasks:
                     tasks[run.tasks] = run.load(run.seed, device)
-                alike = [other for other in asked if captured and other.family == run.family]
-                each = _bound(run, tasks[run.tasks], device, alike)
-                if captured and each.width == 1:
-                    pays = compiling_pays(each.method.network, len(asked) * each.steps)
-                    each = replace(each, compiled=pays if compiled is None else compiled)
-                bound.append(each)
+                stacking = captured and not compiled
+                alike = [other for other in asked if stacking and other.family == run.family]
+                bound.append(_bound(run, tasks[run.tasks], device, alike))
         for folder in aside:
             _set_aside(folder)
         for each in list(bound):
@@ -129,7 +118,8 @@ def learn(
         if not bound:
             return
         settle_libraries(max(each.method.network.weights for each in bound), device)
-        sequencers = {_sequencer(each, captured, observer): each for each in bound}
+        engine = ("compiled" if compiled else "captured") if captured else "eager"
+        sequencers = {_sequencer(each, engine, observer): each for each in bound}
         stacks: dict[object, list[Sequencer]] = {}
         for sequencer, each in sequencers.items():
             key = each.run.family if each.width > 1 else sequencer
@@ -140,8 +130,7 @@ def learn(
             if width > 1:
                 units.append(Stack({sequencers[s].place: s for s in group}, width, stream))
             else:
-                compiles = sequencers[group[0]].compiled
-                units.append(Member(group[0], captured, stream, compiled=compiles))
+                units.append(Member(group[0], captured, stream, compiled))
         runs = {s: each.run for s, each in sequencers.items()}
         try:
             for member in together(units, forgiving):
@@ -194,10 +183,10 @@ def _bound(
     return _Bound(run, benchmark, method, 1, 0)
 
 
-def _sequencer(bound: _Bound, captured: bool, observer: Observer) -> Sequencer:
+def _sequencer(bound: _Bound, engine: str, observer: Observer) -> Sequencer:
     run, method = bound.run, bound.method
     device = method.network.device
-    engine = ("compiled" if bound.compiled else "captured") if captured else "eager"
+    captured = engine != "eager"
     if bound.width > 1:
         engine = f"stacked, {bound.place + 1} of {bound.width}"
     identity = {

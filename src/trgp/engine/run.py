@@ -47,9 +47,8 @@ def run(
     benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test, which
         need a `network` (a class or function that makes one).
     seeds: how many, from 0 on, or which.
-    engine: whether steps run one by one (eager) or are captured once and replayed (captured), on a
-        GPU of a network that torch has compiled before (compiled); auto takes captured steps, and
-        compiles where that pays.
+    engine: whether steps run one by one (eager) or are captured once and replayed (captured, which
+        auto takes), on a GPU also of a network that torch has compiled before (compiled).
     together: how many seeds learn at the same time on a GPU (None: ten); a CPU takes them in turn.
     out: the folder that results and checkpoints are stored in.
     fresh: start over, also where there is a result or a checkpoint; an old result is kept as
@@ -62,7 +61,6 @@ def run(
         wanted = check_seeds(seeds)
         place = resolve(device)
         captured = is_captured(engine, place)
-        compiled = None if engine == "auto" else engine == "compiled"
         width = company_of(together, captured, place)
         if isinstance(benchmark, os.PathLike):
             benchmark = os.fspath(benchmark)
@@ -86,9 +84,8 @@ def run(
     # All at once, so that a command that goes on later without `fresh` mixes no old seed in.
     aside = folders if fresh else []
     for k in range(0, len(asked), width):
-        with closing(
-            learn(asked[k : k + width], place, captured, observer, aside, compiled=compiled)
-        ) as ends:
+        some, compiled = asked[k : k + width], engine == "compiled"
+        with closing(learn(some, place, captured, observer, aside, compiled=compiled)) as ends:
             for run, end in ends:
                 if isinstance(end, Result):
                     runs[run.seed] = end

@@ -8,15 +8,24 @@ nobody reads is left out.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .outside import LeavesTorchError, LeavingTorch
 
 Body = Callable[[], None]
 Place = tuple[Any, ...]
-UNFIT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+UNFIT = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+)
+UNTOLD = {torch.ops.aten.native_batch_norm.default: ("running_mean", "running_var")}
+"""What an operation changes, though its signature does not say so."""
 UNUSED = "_"  # in the place of a result that is none
 PLAIN = (int, bool, str, type(None))  # what Python can be given as text
 
@@ -24,20 +33,33 @@ PLAIN = (int, bool, str, type(None))  # what Python can be given as text
 def taped(body: Body) -> Body:
     """What repeats a body's operations, or the body where that would not be the same.
 
-    It is done three times here; what that does to its tensors is of no use.
+    It is done several times here, after which its tensors and torch's random state are as before.
     """
-    tape = _Tape()
-    try:
-        with tape:
-            body()
-    except _UnfitError:
+    state = torch.get_rng_state()
+    tape = _recorded(body)
+    if tape is None:
+        torch.set_rng_state(state)
         return body
     replay = tape.function()
-    return replay if _same(body, replay, tape.begun_with) else body
+    fits = _same(body, replay, tape)
+    for tensor, old in tape.begun_with:
+        tensor.copy_(old)
+    torch.set_rng_state(state)
+    return replay if fits else body
 
 
-class _UnfitError(Exception):
-    """What a body does depends on more than shapes."""
+def _recorded(body: Body) -> "_Tape | None":
+    tape, outside = _Tape(), LeavingTorch()
+    try:
+        with outside, tape:
+            body()
+    except (_UnfitError, LeavesTorchError):
+        return None
+    return None if tape.unfit or outside.left else tape
+
+
+class _UnfitError(BaseException):
+    """What a body does depends on more than shapes; no error, which a body might handle."""
 
 
 @dataclass
@@ -60,7 +82,9 @@ class _Tape(TorchDispatchMode):
         self._lines: list[_Line] = []
         self._fixed: dict[str, Any] = {}  # by name: operations, and what was there before
         self._names: dict[Place, str] = {}
-        self._alive: list[Tensor] = []  # or another tensor might come to lie in the same place
+        # Without their numbers, but so that no other storage comes to lie in the same place.
+        self._seen: list[StorageWeakRef] = []
+        self.unfit = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -70,14 +94,15 @@ class _Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(tag in func.tags for tag in UNFIT) and not _picks_by_number(func, args):
-            raise _UnfitError
+        unfit = any(tag in func.tags for tag in UNFIT) and not _picks_by_number(func, args)
+        if unfit or func is torch.ops.aten.lift_fresh.default:  # of numbers that Python has
+            self._refuse()
         reads: set[str] = set()
         text = ", ".join(
             [self._said(a, reads) for a in args]
             + [f"{key}={self._said(a, reads)}" for key, a in kwargs.items()]
         )
-        writes = func._schema.is_mutable
+        writes = func._schema.is_mutable or func in UNTOLD
         if writes:
             self._keep(_written(func, args, kwargs))
         result = func(*args, **kwargs)
@@ -85,8 +110,10 @@ class _Tape(TorchDispatchMode):
         found = [each for each in given if each is not None]
         if not all(isinstance(each, Tensor) for each in found):
             if reads:
-                raise _UnfitError
+                self._refuse()
             return result  # such as a type, which no tensor had a say in
+        if not all(map(_is_plain, found)):
+            self._refuse()
         if not writes and _is_view(found, args):
             if all(name in self._fixed for name in reads):
                 for each in found:  # it lies where it will always lie
@@ -101,14 +128,17 @@ class _Tape(TorchDispatchMode):
         self._lines.append(_Line(name, text, reads, names if found else [], kept, several))
         return result
 
-    def function(self) -> Body:
-        """The recorded operations as one function."""
-        lines = ["def replay():", *(f"    {line}" for line in self._source()), "    return None"]
+    @property
+    def text(self) -> str:
+        """The recorded operations as a function."""
         # As arguments with defaults they are local, which is the fastest place to find them.
-        lines[0] = f"def replay({', '.join(f'{name}={name}' for name in self._fixed)}):"
+        head = f"def replay({', '.join(f'{name}={name}' for name in self._fixed)}):"
+        return "\n    ".join([head, *self._source(), "return None"])
+
+    def function(self) -> Body:
         space = dict(self._fixed)
-        exec("\n".join(lines), space)
-        replay: Body = space["replay"]
+        exec(self.text, space)
+        replay: Body = space.pop("replay")  # which has it for its globals, and lasts no longer
 
         def once() -> None:
             with torch.inference_mode():
@@ -135,9 +165,22 @@ class _Tape(TorchDispatchMode):
             if over:
                 yield f"del {', '.join(over)}"
 
+    def agrees(self, other: "_Tape") -> bool:
+        """Whether both are the same operations on the same tensors that were there before."""
+        return self.text == other.text and all(
+            _place(a) == _place(b) if isinstance(a, Tensor) else a == b
+            for a, b in zip(self._fixed.values(), other._fixed.values(), strict=True)
+        )
+
+    def _refuse(self) -> NoReturn:
+        self.unfit = True
+        raise _UnfitError
+
     def _said(self, value: Any, reads: set[str]) -> str:
         """An argument as text."""
         if isinstance(value, Tensor):
+            if not _is_plain(value):
+                self._refuse()
             name = self._names.get(_place(value)) or self._constant(value)
             reads.add(name)
             return name
@@ -157,7 +200,7 @@ class _Tape(TorchDispatchMode):
         place = _place(tensor)
         if place not in self._names:
             self._names[place] = f"t{len(self._names)}"
-            self._alive.append(tensor)
+            self._seen.append(StorageWeakRef(tensor.untyped_storage()))
         return self._names[place]
 
     def _constant(self, tensor: Tensor) -> str:
@@ -180,6 +223,11 @@ def _picks_by_number(func: Any, args: Sequence[Any]) -> bool:
     )
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its place says all about it."""
+    return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+
+
 def _place(tensor: Tensor) -> Place:
     """Where a tensor lies, and how: two of the same place are always equal."""
     with torch._C._DisableTorchDispatch():
@@ -194,30 +242,45 @@ def _is_view(found: Sequence[Tensor], args: Sequence[Any]) -> bool:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
     """The arguments that an operation changes."""
+    untold = UNTOLD.get(func, ())
     for k, given in enumerate(func._schema.arguments):
-        if given.alias_info is not None and given.alias_info.is_write:
+        if given.name in untold or (given.alias_info is not None and given.alias_info.is_write):
             value = kwargs.get(given.name) if given.name in kwargs else args[k]
-            yield from value if isinstance(value, (list, tuple)) else [value]
+            several = value if isinstance(value, (list, tuple)) else [value]
+            yield from (tensor for tensor in several if tensor is not None)
 
 
-def _same(body: Body, replay: Body, begun_with: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether both do the same, from what the body left behind or, if it cannot be done again from
-    there, from what it began with."""
-    written = [tensor for tensor, _ in begun_with]
-    left = [tensor.clone() for tensor in written]
-    try:
-        ends = [_after(work, written, left) for work in (body, replay)]
-    except (RuntimeError, IndexError):  # there may be no other batch
-        ends = [_after(work, written, [old for _, old in begun_with]) for work in (body, replay)]
-    return all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+def _same(body: Body, replay: Body, tape: _Tape) -> bool:
+    """Whether the body comes to the same operations again, and the replay to what it does.
 
-
-def _after(work: Body, written: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
+    From what the body left behind or, if it cannot be done again from there, as where there is no
+    other batch, from what it began with.
+    """
     state = torch.get_rng_state()
+    written = [tensor for tensor, _ in tape.begun_with]
+    start = [tensor.clone() for tensor in written]
+    try:
+        end = _after(body, written, start, state)
+    except (RuntimeError, IndexError):
+        start = [old for _, old in tape.begun_with]
+        end = _after(body, written, start, state)
+    for tensor, old in zip(written, start, strict=True):
+        tensor.copy_(old)
+    again = _recorded(body)
+    if again is None or not tape.agrees(again):
+        return False
+    try:
+        replayed = _after(replay, written, start, state)
+    except (RuntimeError, IndexError):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(end, replayed, strict=True))
+
+
+def _after(
+    work: Body, written: Sequence[Tensor], before: Sequence[Tensor], state: Tensor
+) -> list[Tensor]:
     for tensor, old in zip(written, before, strict=True):
         tensor.copy_(old)
-    try:
-        work()
-    finally:
-        torch.set_rng_state(state)
+    torch.set_rng_state(state)
+    work()
     return [tensor.clone() for tensor in written]

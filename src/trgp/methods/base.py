@@ -94,7 +94,8 @@ class Method:
     """Which of a batch's `first` and `progress` its functions read; others are not kept up."""
 
     between_tasks: ClassVar[tuple[str, ...]] = ()
-    """Options that neither `loss` nor `step` reads: runs that differ in them can share steps."""
+    """Options with defaults that neither `loss` nor `step` reads: runs that differ in them can
+    share steps. A subclass whose steps do read one leaves it out."""
 
     network: "ClassVar[Network]"  # of the one run it is bound to
 
