@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import trgp
 from trgp.data import Tensors
 from trgp.draws import seed_of
-from trgp.engine import captured, checkpoint, learning
+from trgp.engine import captured, checkpoint, learning, replay, tape
 from trgp.engine.context import Context
 from trgp.engine.divergence import DivergenceError, SeedsFailedError
 from trgp.engine.errors import RunError
@@ -53,8 +53,18 @@ def images() -> Tasks:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_captured_steps_end_with_the_bits_of_eager_ones(method: str, tmp_path: Path) -> None:
+def test_captured_steps_end_with_the_bits_of_eager_ones(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At rates that no number in float32 is, nor their products with that of the scalings."""
+    taken = []
+
+    def taped(body: tape.Body) -> tape.Body:
+        taken.append(tape.taped(body) != body)
+        return tape.taped(body)
+
+    monkeypatch.setattr(replay, "OFTEN", 1)
+    monkeypatch.setattr(replay, "taped", taped)
     options = STACKABLE.get(method, {"memory_size": 20})
     found = [
         company(
@@ -63,6 +73,8 @@ def test_captured_steps_end_with_the_bits_of_eager_ones(method: str, tmp_path: P
         )[4]
         for captured in (True, False)
     ]  # fmt: skip
+    assert taken
+    assert all(taken)
     assert found[0].digest == found[1].digest
     assert found[0].curves == found[1].curves
     assert found[0].accuracy_matrix == found[1].accuracy_matrix

@@ -14,6 +14,23 @@ from .tape import taped
 Body = Callable[[], None]
 
 
+OFTEN = 24  # times, from which on a tape saves more than it costs
+
+
+class _Often:
+    """Work on a CPU that is taped once it has shown to come often."""
+
+    def __init__(self, body: Body) -> None:
+        self._work = body
+        self._count = 0
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count == OFTEN:
+            self._work = taped(self._work)
+        self._work()
+
+
 class Replay:
     """Bodies of work by kind, all on one stream, one after another."""
 
@@ -28,7 +45,7 @@ class Replay:
     def prepare(self, kind: Hashable, body: Body) -> None:
         """Capture a body where it is new; what it does to its tensors meanwhile is of no use."""
         if kind not in self:
-            capture = self._captured if self._device.type == "cuda" else taped
+            capture = self._captured if self._device.type == "cuda" else _Often
             self._graphs[kind] = capture(body)
 
     def __call__(self, kind: Hashable) -> None:
