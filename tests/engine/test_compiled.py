@@ -11,8 +11,10 @@ from companies import STACKABLE, asked_for, with_heads
 from small_runs import some_tasks
 from torch import Tensor, nn
 
+import trgp
 from trgp.engine import compiled
 from trgp.engine.compiled import Compiler
+from trgp.engine.errors import InputError
 from trgp.engine.events import nobody
 from trgp.engine.gradients import loss_and_gradients
 from trgp.engine.learning import learn
@@ -197,3 +199,9 @@ def test_a_network_that_cannot_be_compiled_leaves_the_steps_as_they_are(
     why = "reads a number" if kind is Reading else "no compiler"
     with pytest.warns(UserWarning, match=f"{why}.*taken uncompiled.*--engine captured"):
         assert compared(method, Compiler(6), batch(0), (), {}) == 0
+
+
+def test_compiling_for_a_cpu_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="for a GPU only; give --engine captured"):
+        trgp.run("permuted-digits", device="cpu", engine="compiled", out=tmp_path)
+    assert not list(tmp_path.iterdir())

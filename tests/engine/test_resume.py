@@ -184,7 +184,7 @@ def test_ctrl_c_says_what_is_saved_and_loses_one_epoch_at_most(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody types it in the middle of an epoch."""
-    run = partial(run_case, "finetune", engine="eager")  # captured steps are not interrupted
+    run = partial(run_case, "finetune", engine="eager")  # where every step is called
     expected = run(tmp_path / "whole")
     left = [count]
 
