@@ -109,8 +109,9 @@ class Member:
         if not self._captured:
             return train_epoch(self.method, work)
         if self._steps is None or self._steps.task != work.epoch.task:
-            if self._steps is not None:
-                self._steps.forget()  # the old task's graphs go before the new one's are made
+            if self._steps is not None:  # the old task goes before the new one comes
+                self._steps.forget()
+                self._steps = None
             gradients: Gradients = loss_and_gradients
             if self._compiled:
                 from .compiled import Compiler  # which imports torch's: seconds, and rarely needed
@@ -184,6 +185,7 @@ class Stack:
         if self._steps is None or self._steps.task != task or not asked.keys() <= self._held:
             if self._steps is not None:
                 self._steps.forget()
+                self._steps = None
             method = next(iter(self._group.values())).method
             self._steps = CapturedTask(method, works, stacked=True)
             self._held = frozenset(asked)
