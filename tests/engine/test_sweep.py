@@ -239,7 +239,9 @@ def test_closed_early_it_ends_all_processes(tmp_path: Path) -> None:
     assert len(processes) == 2
     going.close()
     assert not multiprocessing.active_children()
-    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+    # One that is still starting has nothing to save, and ends when it is asked to.
+    ends = {-signal.SIGKILL, -signal.SIGTERM}
+    assert all(process.exitcode in ends for process in processes)
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can")
