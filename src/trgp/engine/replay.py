@@ -3,18 +3,15 @@
 A body of work reads and writes tensors that stay where they are, and depends on nothing else.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from .tape import taped
+from .tape import Body, taped
 
-Body = Callable[[], None]
-
-
-OFTEN = 24  # times, from which on a tape saves more than it costs
+OFTEN = 24  # times: what has come so often will come again, and a tape is dear to make
 
 
 class _Often:
