@@ -96,7 +96,7 @@ def events_by_seed(log: str) -> dict[int, list[dict[str, Any]]]:
 
 def apart_from_time(summary: str) -> list[str]:
     """The words of a summary without times, the memory and the folder, which differ."""
-    return re.sub(r"[\d.]+ (s|MiB)\b|Results: .*", "", summary).split()
+    return re.sub(r"[\d.]+ (s|[KMG]iB)\b|Results: .*", "", summary).split()
 
 
 @pytest.mark.parametrize(
