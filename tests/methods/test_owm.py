@@ -203,8 +203,11 @@ def test_in_few_digits_a_projector_takes_nothing_below_nothing() -> None:
         assert (P @ u.double()).norm() < 1e-6 * u.norm()
 
 
+@pytest.mark.parametrize("by_factors", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_later_step_goes_along_the_gradient_times_the_projector(name: str) -> None:
+def test_a_later_step_goes_along_the_gradient_times_the_projector(
+    name: str, by_factors: bool
+) -> None:
     _, heads, shape = NETWORKS[name]
     method, params, state, _ = two_tasks(name, 1.0, 0.01)
     batch = Batch(*some_samples(8, *shape, seed=9), 2, 2 if heads else 0)
@@ -213,7 +216,8 @@ def test_a_later_step_goes_along_the_gradient_times_the_projector(name: str) -> 
     module = eager(method, params)
     G = gradients(F.cross_entropy(logits_of(module, batch, heads), batch.y), module)
     buffers = {key: params[key].clone() for key in method.network.buffers}
-    after, changed, _ = train_step(method, params, state, batch, 0.3, sorted(trained), [])
+    factored = method.factored(state, 8) if by_factors else frozenset()
+    after, changed, _ = train_step(method, params, state, batch, 0.3, sorted(trained), factored)
     assert changed == state
     apart = 0.0
     for layer, each in method.layers.items():
@@ -234,6 +238,15 @@ def test_a_later_step_goes_along_the_gradient_times_the_projector(name: str) -> 
             assert torch.equal(after[key], params[key]), "a norm layer moved"
     for key, tensor in buffers.items():
         assert torch.equal(after[key], tensor), key
+
+
+def test_factors_are_asked_for_where_a_batch_has_fewer_rows_than_the_gradient() -> None:
+    method, _, state, _ = two_tasks("with bias", 1.0, 0.01)
+    assert method.factored({}, 8) == frozenset()
+    wide, narrow = (each.names[0] for each in method.layers.values())
+    assert method.factored(state, 1) == {wide, narrow}
+    assert method.factored(state, 8) == {wide}
+    assert method.factored(state, 12) == frozenset()
 
 
 @pytest.mark.parametrize("make", [Conv, mlp_heads])
