@@ -57,6 +57,7 @@ LITERAL: dict[str, dict[str, Any]] = {
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     **{method: (method, options) for method, options in STACKABLE.items()},
     **{f"trgp, {way}": ("trgp", STACKABLE["trgp"] | more) for way, more in LITERAL.items()},
+    "trgp, a union": ("trgp", STACKABLE["trgp"] | {"scaling_over": "union"}),
 }
 
 

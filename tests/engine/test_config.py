@@ -163,6 +163,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lr": True}, "lr must be"),
     ({"lr": 10**400}, "lr must be"),
     ({"lr_factor": 1}, "lr_factor must be a finite number above 1"),
+    ({"scaling_over": "tasks"}, "scaling_over must be bases or union"),
+    (
+        {"scaling_over": "union", "strongest_unprotected": True},
+        "A union needs bases inside the memory",
+    ),
+    ({"lr_decay": 0}, "lr_decay must be a finite number above 0"),
+    ({"lr_decay": 1.5}, "lr_decay must be at most 1"),
     ({"lr_min": 0.0}, "lr_min must be"),
     ({"batch": 0}, "batch must be a whole number of at least 1"),
     ({"batch": 8.0}, "batch must be"),
@@ -343,6 +350,24 @@ def test_every_single_change_is_another_folder_and_equal_ones_are_one() -> None:
     assert len(set(folders)) == len(changes)
     assert folder(lr=0.5, batch=5) == folder(batch=5, lr=0.5)
     assert folder(threshold=[0.5]) == folder(threshold=0.5) == folder(threshold=(0.5,))
+
+
+def test_a_result_from_before_a_setting_existed_had_its_default() -> None:
+    config = configure("permuted-digits", "trgp", lr=0.3)
+    assert config.is_of(config.stored)
+    older = {key: value for key, value in config.stored.items() if key != "lr_decay"}
+    assert config.is_of(older)
+    assert not configure("permuted-digits", "trgp", lr=0.3, lr_decay=0.5).is_of(older)
+    assert not configure("permuted-digits", "trgp").is_of(older)  # lr is not at its default
+    assert not config.is_of({**older, "gone": 1})
+
+
+def test_a_result_that_does_not_name_its_network_is_of_another(here: Path) -> None:
+    (here / "my_net.py").write_text(NET)
+    config = configure("permuted-digits", "trgp", model="my_net:Net")
+    assert config.is_of(config.stored)
+    unnamed = {key: value for key, value in config.stored.items() if key != "model_source"}
+    assert not config.is_of(unnamed)
 
 
 NET = """

@@ -77,6 +77,16 @@ def test_the_plateau_rule_is_the_published_one(
     assert schedule.epoch == len(rates)
 
 
+def test_the_rate_falls_by_the_decay_after_every_epoch_and_by_cuts_too() -> None:
+    training = Training(lr=1.0, lr_decay=0.5, epochs=6, patience=2, lr_factor=10.0, lr_min=0.003)
+    schedule = Schedule(training.lr)
+    rates = []
+    while not schedule.over:
+        rates.append(schedule.lr)
+        schedule.after_epoch(1.0, training)
+    assert rates == pytest.approx([1, 0.5, 0.25, 0.0125, 0.00625])
+
+
 @given(losses=LOSSES, epochs=st.integers(1, 60))
 def test_without_patience_the_rate_stays_and_the_last_weights_too(
     losses: list[float], epochs: int

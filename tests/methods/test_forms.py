@@ -58,13 +58,13 @@ def assert_same_weights(a: End, b: End, tasks: int, tolerance: float) -> None:
             )
 
 
-@pytest.mark.parametrize("scope", ["layer", "task"])
+@pytest.mark.parametrize("way", [{"scope": "layer"}, {"scope": "task"}, {"scaling_over": "union"}])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_native_form_is_the_literal_one(name: str, scope: str, tmp_path: Path) -> None:
+def test_the_native_form_is_the_literal_one(name: str, way: Any, tmp_path: Path) -> None:
     make, shape = NETWORKS[name]
     tasks = some_tasks(3, *shape, dtype=torch.float64, rank=3 if len(shape) > 1 else 5)
     options = {
-        "scope": scope,
+        **way,
         "epsilon": 0.0,
         "threshold": 0.9,
         "scale_rate": 0.5,
@@ -87,6 +87,38 @@ def test_the_native_form_is_the_literal_one(name: str, scope: str, tmp_path: Pat
     for curve, other in zip(one.curves, two.curves, strict=True):
         for key, values in curve.items():
             assert values == pytest.approx(other[key], abs=1e-9)
+
+
+def test_a_union_is_all_of_the_trusted_directions_under_one_matrix(tmp_path: Path) -> None:
+    """What it learns of W lies in them all, and reaches where a matrix for each basis cannot."""
+    tasks = some_tasks(3, dtype=torch.float64)
+
+    def make() -> nn.Module:
+        return mlp(8, 12, CLASSES, bias=False).double()
+
+    options = {"epsilon": 0.0, "threshold": 0.9, "form": "literal"}
+    (one, apart), (both, joined) = (
+        watched(WatchedTRGP, tasks, tmp_path, make, scaling_over=over, **options)
+        for over in ("bases", "union")
+    )
+    assert one.selected == both.selected
+    for a, b in zip(apart[1].weights(1).values(), joined[1].weights(1).values(), strict=True):
+        assert torch.equal(a, b)  # one old task is its own union
+    for name, trusted in one.selected[2].items():
+        assert len(trusted) == 2
+        memory = joined[1].state["memory"][name]
+        masks = [F.pad(memory["masks"][str(t)], (0, 99))[:, : memory["M"].shape[2]] for t in (0, 1)]
+        assert (masks[0] != masks[1]).any()
+        (each, union) = (end[2].state["changes"]["2"][name] for end in (apart, joined))
+        count = int((masks[0] | masks[1]).sum())
+        assert [tuple(S.shape) for S in union.values()] == [(1, count, count)]
+        sizes = sorted(S.shape[1] for S in each.values())
+        assert sizes == sorted(int(mask.sum()) for mask in masks)
+        changed = joined[2].weights(2)[f"{name}.weight"] - joined[2].params[f"{name}.weight"]
+        B = memory["M"][0][:, (masks[0] | masks[1])[0]]
+        torch.testing.assert_close(changed @ B @ B.T, changed, rtol=0, atol=1e-9)
+        C = joined[2].params[f"{name}.weight"] @ B
+        torch.testing.assert_close(changed @ B, C @ union["S0"][0], rtol=0, atol=1e-9)
 
 
 def test_both_ways_to_keep_a_scaling_are_the_literal_one(tmp_path: Path) -> None:

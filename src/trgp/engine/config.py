@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import inspect
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -27,6 +29,8 @@ class Training:
     """Learning rate of plain SGD."""
     batch: int = 64
     """Samples a step. A last batch of one sample joins the one before."""
+    lr_decay: float = 1.0
+    """What the rate is multiplied by after every epoch of a task."""
     epochs: int = 50
     """Epochs a task, at most where there is a patience."""
     patience: int = 0
@@ -35,7 +39,7 @@ class Training:
     lr_factor: float = 2.0
     """What the rate is divided by when it is cut."""
     lr_min: float = 1e-5
-    """A task ends when the rate falls below this."""
+    """A task ends when the rate is cut to less than this."""
     test_batch: int = 64
     """Samples a batch of validation and test. It changes accuracy only where BatchNorm uses the
     statistics of the batch at hand."""
@@ -61,8 +65,10 @@ class Training:
             raise ValueError(f"score_on must be test or validation, not {self.score_on!r}.")
         if self.patience != 0 or isinstance(self.patience, bool):
             check_count("patience", self.patience)
-        for name, least in (("lr", 0.0), ("lr_min", 0.0), ("lr_factor", 1.0)):
+        for name, least in (("lr", 0.0), ("lr_decay", 0.0), ("lr_min", 0.0), ("lr_factor", 1.0)):
             check_number(name, getattr(self, name), above=least)
+        if self.lr_decay > 1:
+            raise ValueError(f"lr_decay must be at most 1, not {self.lr_decay!r}.")
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,21 @@ class Config:
         if self.data_source is not None:
             sources["data_source"] = self.data_source
         return flat | sources
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """The settings as a result holds them."""
+        return _as_json(self.settings)
+
+    def is_of(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a result has these settings, some of which it may be too old to name.
+
+        A setting that is new must do nothing by default.
+        """
+        parts = (self.data, self.training, self.method)
+        fields = [field for part in parts for field in dataclasses.fields(part)]
+        plain = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+        return {**_as_json(plain), **stored} == self.stored
 
     @cached_property
     def changed(self) -> dict[str, Any]:
@@ -142,6 +163,12 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
         if not _plain(value):
             raise ValueError(f"{key} is {value!r}, which a result cannot hold; use plain values.")
     return config
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they are when they have been written and read."""
+    read: dict[str, Any] = json.loads(json.dumps(settings))
+    return read
 
 
 def _plain(value: object) -> bool:

@@ -1,11 +1,9 @@
 """Runs from their folders to their results: what is stored is read, what is not is learnt."""
 
-import json
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -190,7 +188,7 @@ def _sequencer(bound: _Bound, engine: str, observer: Observer) -> Sequencer:
     if bound.width > 1:
         engine = f"stacked, {bound.place + 1} of {bound.width}"
     identity = {
-        "settings": _as_json(run.config.settings),
+        "settings": run.config.stored,
         "data": fingerprint(bound.benchmark),
         "benchmark": run.config.benchmark,
         "method": run.config.method_name,
@@ -238,7 +236,7 @@ def _stored(run: Asked, observer: Observer) -> Result:
         result = read_result(path)
     except ValueError as error:
         raise RunError(f"{error} Give --fresh to start it over.") from error
-    if result.config != _as_json(run.config.settings):
+    if not run.config.is_of(result.config):
         raise RunError(
             f"{path} is of other settings than the preset has now; give --fresh to start it over, "
             "or another --out."
@@ -280,9 +278,3 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
-
-
-def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they are when they have been written and read."""
-    read: dict[str, Any] = json.loads(json.dumps(settings))
-    return read

@@ -20,6 +20,7 @@ class Schedule:
         """Count an epoch; whether its weights are the best so far and worth keeping."""
         self.epoch += 1
         self.over = self.epoch >= training.epochs
+        self.lr *= training.lr_decay
         if not training.patience:
             return False
         if valid_loss < self.best:

@@ -1,6 +1,5 @@
 """Sweeps: many cells side by side, those that are finished left alone."""
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -156,8 +155,7 @@ def _job(cell: Cell, place: Place, command: str) -> Job:
 def _finished(cell: Cell, place: Place) -> Result | None:
     """Its result, if that is whole and of these settings; else running it says what is wrong."""
     result = _read(cell, place).result
-    settings = json.loads(json.dumps(cell.config.settings))
-    return result if result is not None and result.config == settings else None
+    return result if result is not None and cell.config.is_of(result.config) else None
 
 
 def _read(cell: Cell, place: Place) -> Ended:

@@ -5,12 +5,13 @@ gradient that their bases hold, and uses their frozen weights through scaling ma
 W_eff = W + sum_j W B_j (Q_j - I) B_j', where W moves orthogonally to M as in GPM.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core import native
 from ..core.capture import Gram
@@ -66,6 +67,9 @@ class TRGPMethod(GPMMethod):
     """Random train samples that the first gradient is the mean over (all, if a task has fewer)."""
     scale_rate: float = 1.0
     """Learning rate of Q, in multiples of the network's."""
+    scaling_over: Literal["bases", "union"] = "bases"
+    """What a layer's scaling matrices are over: bases (one for each it trusts) or union (one for
+    all of them: with epsilon 0 and top_k the number of tasks, for the whole memory)."""
     no_scaling: tuple[str, ...] = ()
     """Layers, by patterns of their names, that are protected but have no Q; the published code has
     none in the linear layers of LeNet and the shortcuts of ResNet18."""
@@ -97,6 +101,13 @@ class TRGPMethod(GPMMethod):
             raise ValueError(f"form must be auto or literal, not {self.form!r}.")
         if not between(self.scale_rate, 0, float("inf")) or not 0 < self.scale_rate < 1e6:
             raise ValueError(f"scale_rate must be a number above 0, not {self.scale_rate!r}.")
+        if self.scaling_over not in ("bases", "union"):
+            raise ValueError(f"scaling_over must be bases or union, not {self.scaling_over!r}.")
+        if self.scaling_over == "union" and self.strongest_unprotected:
+            raise ValueError(
+                "A union needs bases inside the memory, which strongest_unprotected keeps some "
+                "directions out of; give one of the two."
+            )
         if not all(isinstance(pattern, str) for pattern in self.no_scaling):
             raise ValueError(f"no_scaling must be names of layers, not {self.no_scaling!r}.")
 
@@ -117,9 +128,9 @@ class TRGPMethod(GPMMethod):
                 each = self.layers[name]
                 picked = torch.tensor(trusted, device=ctx.network.device)
                 state = put(state, picked, "selected", str(ctx.task), name)
-                old = Directions.read(state, each.layer)
                 W = each.pack(params)
-                parts = self.scaling.begin(each, W, old, trusted, ctx.batch_size)
+                scaled = self.scaled(Directions.read(state, each.layer), trusted)
+                parts = self.scaling.begin(each, W, *scaled, ctx.batch_size)
                 params, state = with_parts(params, state, name, parts)
         return params, state
 
@@ -165,6 +176,15 @@ class TRGPMethod(GPMMethod):
             for name, trusted in selected.items()
         }
 
+    def scaled(self, old: Directions, trusted: list[int]) -> tuple[Directions, list[int]]:
+        """Where in M the scaling matrices act, and the names there of what each of them is over."""
+        if self.scaling_over == "bases":
+            return old, trusted
+        bases = [old.masks[t] for t in trusted]
+        width = max(mask.shape[1] for mask in bases)
+        wide = [pad(mask, (0, width - mask.shape[1])) for mask in bases]
+        return replace(old, masks={0: torch.stack(wide).any(0)}), [0]
+
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """Not where W_eff is made from W, whose gradient is then more than these factors."""
         made = {
@@ -205,7 +225,7 @@ class TRGPMethod(GPMMethod):
                     numbered(params, f"{OWN}{name} "),
                     tensors(level(state, "task", name)),
                     tensors(level(state, "Tsum")).get(name),
-                    self.top_k,
+                    1 if self.scaling_over == "union" else self.top_k,
                 )
                 params, wide = with_parts(params, wide, name, parts)
         return params, wide
@@ -250,8 +270,7 @@ class TRGPMethod(GPMMethod):
                 numbered(ctx.params, f"{OWN}{name} "),
                 tensors(level(ctx.state, "task", name)),
                 tensors(level(ctx.state, "Tsum")).get(name),
-                Directions.read(ctx.state, self.layers[name].layer),
-                trusted,
+                *self.scaled(Directions.read(ctx.state, self.layers[name].layer), trusted),
             )
         params, state = super().end_task(ctx)
         return params, put(state, kept, "changes", str(ctx.task)) if kept else state
@@ -277,10 +296,8 @@ class TRGPMethod(GPMMethod):
         for name, each in self.layers.items():
             if name in kept:
                 picked = tensors(level(state, "selected", str(task)))[name].tolist()
-                old = Directions.read(state, each.layer)
-                W = self.scaling.effective(
-                    each.pack(params), tensors(level(kept, name)), old, picked
-                )
+                scaled = self.scaled(Directions.read(state, each.layer), picked)
+                W = self.scaling.effective(each.pack(params), tensors(level(kept, name)), *scaled)
                 weights |= each.unpack(W, params)
             elif not kept and f"{OWN}{name} 0" in params:
                 held = tensors(level(state, "task", name))

@@ -1,6 +1,5 @@
 """Quirk by quirk: what each way of the published code does alone, and what all do without it."""
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -76,11 +75,9 @@ def _changes(run: Result) -> dict[str, Any]:
 def _differing(benchmark: str, method: str) -> dict[str, dict[str, Any]]:
     """The settings in which the presets differ, with the value of each, as results hold them."""
     try:
-        settings = {side: configure(benchmark, method, side).settings for side in SIDES}
+        paper, official = (configure(benchmark, method, side).stored for side in SIDES)
     except (ValueError, ImportError):  # of another version, or a user's own that is not at hand
         return {}
-    ways = json.loads(json.dumps(settings))
-    paper, official = (ways[side] for side in SIDES)
     return {
         name: {"paper": paper[name], "official": official[name]}
         for name in paper
