@@ -14,7 +14,7 @@ import itertools
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from trgp.methods import METHODS
 from trgp.results.result import Result
 from trgp.sweeps import Cell
 
-Grid = Mapping[str, tuple[float, ...]]
+Grid = Mapping[str, tuple[float | str, ...]]
 Score = dict[str, Any]
 
 
@@ -39,8 +39,9 @@ Score = dict[str, Any]
 class Search:
     """What is tried on a benchmark."""
 
-    grids: Mapping[str, Grid]
-    """By method the values of its settings, each with each."""
+    benchmark: str
+    grids: Mapping[str, Grid | Sequence[Grid]]
+    """By method the values of its settings, each with each; or several such grids."""
     seeds: tuple[int, ...]
     tasks: int | None = None
     """Only so many, from the first on (None: all)."""
@@ -52,49 +53,47 @@ class Search:
 class Setting:
     """One setting of a method."""
 
-    benchmark: str
+    search: Search
     method: str
-    values: Mapping[str, float]
+    values: Mapping[str, float | str]
 
     @property
     def cells(self) -> list[Cell]:
         """A run from every seed."""
-        search = SEARCHES[self.benchmark]
+        search = self.search
         limits = {"tasks": search.tasks, "epochs": search.epochs}
         changes: dict[str, Any] = {**self.values, "score_on": "validation"}
         changes |= {key: value for key, value in limits.items() if value is not None}
-        config = configure(self.benchmark, self.method, **changes)
+        config = configure(search.benchmark, self.method, **changes)
         return [Cell(config, seed) for seed in search.seeds]
 
 
 PLAIN = {"lr": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
-DIGITS = Search(
-    {
-        "finetune": PLAIN,
-        "single": PLAIN,
-        "multitask": PLAIN,
-        "owm": {"lr": (0.05, 0.1, 0.2, 0.4, 0.8), "alpha_end": (0.001, 0.01, 0.1, 1.0)},
-        "ewc": {"lr": (0.05, 0.1, 0.2, 0.4), "strength": (10.0, 100.0, 1e3, 1e4, 1e5)},
-        "hat": {"lr": (0.1, 0.2, 0.4), "s_max": (50.0, 400.0), "sparsity": (0.1, 0.75)},
-        "agem": PLAIN,
-        "er": PLAIN,
-        "lwf": {"lr": (0.05, 0.1, 0.2), "strength": (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)},
-        "gpm": {
-            "lr": (0.05, 0.1, 0.2, 0.4, 0.8),
-            "threshold": (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99),
-        },
-        "trgp": {
-            "lr": (0.1, 0.2, 0.4, 0.8),
-            "threshold": (0.95, 0.97, 0.99, 0.995),
-            "scale_rate": (0.005, 0.01, 0.02, 0.05, 0.1),
-        },
+DIGITS: Mapping[str, Grid] = {
+    "finetune": PLAIN,
+    "single": PLAIN,
+    "multitask": PLAIN,
+    "owm": {"lr": (0.05, 0.1, 0.2, 0.4, 0.8), "alpha_end": (0.001, 0.01, 0.1, 1.0)},
+    "ewc": {"lr": (0.05, 0.1, 0.2, 0.4), "strength": (10.0, 100.0, 1e3, 1e4, 1e5)},
+    "hat": {"lr": (0.1, 0.2, 0.4), "s_max": (50.0, 400.0), "sparsity": (0.1, 0.75)},
+    "agem": PLAIN,
+    "er": PLAIN,
+    "lwf": {"lr": (0.05, 0.1, 0.2), "strength": (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)},
+    "gpm": {
+        "lr": (0.05, 0.1, 0.2, 0.4, 0.8),
+        "threshold": (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99),
     },
-    seeds=(100, 101, 102),
-)
+    "trgp": {
+        "lr": (0.1, 0.2, 0.4, 0.8),
+        "threshold": (0.95, 0.97, 0.99, 0.995),
+        "scale_rate": (0.005, 0.01, 0.02, 0.05, 0.1),
+    },
+}
 # From here on around what is remembered of the GPM paper. On PMNIST over all tasks: what protects
 # three tasks well may have nothing left to learn ten with, or forget the first seven.
 PMNIST_PLAIN = {"lr": (0.003, 0.01, 0.03, 0.1)}
 PMNIST = Search(
+    "pmnist",
     {
         "finetune": PMNIST_PLAIN,
         "single": PMNIST_PLAIN,
@@ -110,6 +109,7 @@ PMNIST = Search(
 )
 CIFAR_PLAIN = {"lr": (0.01, 0.03, 0.05)}
 CIFAR = Search(
+    "split-cifar100",
     {
         "finetune": CIFAR_PLAIN,
         "single": CIFAR_PLAIN,
@@ -127,6 +127,7 @@ CIFAR = Search(
 )
 FIVE_PLAIN = {"lr": (0.03, 0.1)}
 FIVE = Search(
+    "five-datasets",
     {
         "multitask": FIVE_PLAIN,
         "ewc": {"lr": (0.03, 0.1), "strength": (500.0, 5e3, 5e4)},
@@ -139,22 +140,23 @@ FIVE = Search(
     epochs=2,
 )
 SEARCHES = {
-    "permuted-digits": DIGITS,
-    "split-digits": DIGITS,
+    "permuted-digits": Search("permuted-digits", DIGITS, seeds=(100, 101, 102)),
+    "split-digits": Search("split-digits", DIGITS, seeds=(100, 101, 102)),
     "pmnist": PMNIST,
     "split-cifar100": CIFAR,
     "five-datasets": FIVE,
 }
 
 
-def settings(benchmark: str, methods: Iterable[str]) -> Iterator[Setting]:
+def settings(search: Search, methods: Iterable[str]) -> Iterator[Setting]:
     """Every setting of the methods, but of none that the benchmark's one head rules out."""
     for method in methods:
-        if METHODS[method].about.several_heads and not entry(benchmark).separate_heads:
+        if METHODS[method].about.several_heads and not entry(search.benchmark).separate_heads:
             continue
-        grid = SEARCHES[benchmark].grids[method]
-        for values in itertools.product(*grid.values()):
-            yield Setting(benchmark, method, dict(zip(grid, values, strict=True)))
+        grids = search.grids[method]
+        for grid in [grids] if isinstance(grids, Mapping) else grids:
+            for values in itertools.product(*grid.values()):
+                yield Setting(search, method, dict(zip(grid, values, strict=True)))
 
 
 def scored(wanted: Iterable[Setting], place: Place, jobs: int) -> list[Score]:
@@ -188,20 +190,19 @@ def _means(runs: list[Result | None]) -> dict[str, float | None]:
     }
 
 
-def write(path: Path, benchmark: str, scores: list[Score]) -> None:
+def write(path: Path, search: Search, scores: list[Score]) -> None:
     """The scores of the methods whose grids are finished; what other methods scored stays."""
     count = Counter(s["method"] for s in scores)
-    whole = {m for m in count if count[m] == len(list(settings(benchmark, [m])))}
+    whole = {m for m in count if count[m] == len(list(settings(search, [m])))}
     done = [s for s in scores if s["method"] in whole]
     if path.exists():
         old = json.loads(path.read_text())["cells"]
         done += [cell for cell in old if cell["method"] not in whole]
     done.sort(key=lambda s: (s["method"], -(s["acc"] or 0)))
-    search = SEARCHES[benchmark]
     content = {
-        "benchmark": benchmark,
+        "benchmark": search.benchmark,
         "seeds": search.seeds,
-        "tasks": search.tasks or entry(benchmark).tasks,
+        "tasks": search.tasks or entry(search.benchmark).tasks,
         "epochs": search.epochs,
         "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
     }
@@ -211,7 +212,7 @@ def write(path: Path, benchmark: str, scores: list[Score]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("benchmark", choices=SEARCHES)
+    parser.add_argument("search", choices=SEARCHES)
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all of the grid")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, help="runs at a time; default: the cores, on a GPU 30")
@@ -221,17 +222,18 @@ def main() -> None:
         "--out", type=Path, default=Path(__file__).parent, help="folder of the JSON"
     )
     args = parser.parse_args()
-    grids = SEARCHES[args.benchmark].grids
+    search = SEARCHES[args.search]
+    grids = search.grids
     methods = args.methods or list(grids)
     for method in methods:
         if method not in grids:
-            parser.error(f"{args.benchmark} has no grid for {method}; take some of: {[*grids]}")
+            parser.error(f"{args.search} has no grid for {method}; take some of: {[*grids]}")
     jobs = args.jobs or (cores() if resolve(args.device).type == "cpu" else 30)
     place = Place(args.device, args.runs, args.data_root)
     args.out.mkdir(parents=True, exist_ok=True)
     for method in methods:  # one by one, so that finished grids are kept
-        scores = scored(settings(args.benchmark, [method]), place, jobs)
-        write(args.out / f"choose-{args.benchmark}.json", args.benchmark, scores)
+        scores = scored(settings(search, [method]), place, jobs)
+        write(args.out / f"choose-{args.search}.json", search, scores)
 
 
 if __name__ == "__main__":

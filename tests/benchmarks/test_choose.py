@@ -27,7 +27,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "choose", module)
     spec.loader.exec_module(module)
     grids = {"finetune": {"lr": (0.1, 1e6)}, "ewc": {"lr": (0.05,), "strength": (10.0, 1e3)}}
-    monkeypatch.setitem(module.SEARCHES, "split-digits", module.Search(grids, (100, 101), 2))
+    monkeypatch.setattr(module, "SMALL", module.Search("split-digits", grids, (100, 101), 2), False)
     return module
 
 
@@ -36,13 +36,13 @@ def place(runs: Path) -> Place:
 
 
 def test_every_setting_is_a_configuration_of_its_own(choose: Any) -> None:
-    for benchmark, search in choose.SEARCHES.items():
-        found = list(choose.settings(benchmark, search.grids))
+    for search in choose.SEARCHES.values():
+        found = list(choose.settings(search, search.grids))
         folders = {cell.folder("") for setting in found for cell in setting.cells}
         assert len(folders) == len(found) * len(search.seeds)
         kinds = {setting.method for setting in found}
         for method in search.grids:
-            fits = entry(benchmark).separate_heads or not METHODS[method].about.several_heads
+            fits = entry(search.benchmark).separate_heads or not METHODS[method].about.several_heads
             assert (method in kinds) == fits
         for setting in found:
             settings = setting.cells[0].config.settings
@@ -56,7 +56,7 @@ def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
     choose: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What diverges has none."""
-    found = choose.scored(choose.settings("split-digits", ["finetune"]), place(tmp_path / "a"), 1)
+    found = choose.scored(choose.settings(choose.SMALL, ["finetune"]), place(tmp_path / "a"), 1)
     options = {"seeds": [100, 101], "tasks": 2, "score_on": "validation", "device": "cpu"}
     results = trgp.run("split-digits", "finetune", lr=0.1, out=tmp_path / "b", **options)
     means = {
@@ -68,7 +68,7 @@ def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
         {"method": "finetune", "lr": 1e6, "acc": None, "bwt": None},
     ]
     assert len(capsys.readouterr().out.splitlines()) == 4
-    again = choose.scored(choose.settings("split-digits", ["finetune"]), place(tmp_path / "a"), 1)
+    again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), place(tmp_path / "a"), 1)
     assert again == found
     assert len(capsys.readouterr().out.splitlines()) == 2  # only what diverged is tried again
 
@@ -77,7 +77,7 @@ def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: 
     path = tmp_path / "choose-split-digits.json"
 
     def scored(method: str, *accuracies: float | None) -> list[dict[str, Any]]:
-        pairs = zip(choose.settings("split-digits", [method]), accuracies, strict=False)
+        pairs = zip(choose.settings(choose.SMALL, [method]), accuracies, strict=False)
         return [{"method": method, **each.values, "acc": acc, "bwt": None} for each, acc in pairs]
 
     def written() -> list[tuple[str, float | None]]:
@@ -85,11 +85,11 @@ def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: 
         assert (content["seeds"], content["tasks"]) == ([100, 101], 2)
         return [(cell["method"], cell["acc"]) for cell in content["cells"]]
 
-    choose.write(path, "split-digits", scored("ewc", 0.5))
+    choose.write(path, choose.SMALL, scored("ewc", 0.5))
     assert written() == []
-    choose.write(path, "split-digits", scored("ewc", 0.5, 0.7) + scored("finetune", 0.1))
+    choose.write(path, choose.SMALL, scored("ewc", 0.5, 0.7) + scored("finetune", 0.1))
     assert written() == [("ewc", 0.7), ("ewc", 0.5)]
-    choose.write(path, "split-digits", scored("finetune", None, 0.3))
+    choose.write(path, choose.SMALL, scored("finetune", None, 0.3))
     assert written() == [("ewc", 0.7), ("ewc", 0.5), ("finetune", 0.3), ("finetune", None)]
-    choose.write(path, "split-digits", scored("ewc", 0.9))
+    choose.write(path, choose.SMALL, scored("ewc", 0.9))
     assert written()[0] == ("ewc", 0.7)

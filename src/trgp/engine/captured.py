@@ -6,6 +6,7 @@ of the state. Several runs can be stacked on each other: then all of these have 
 first axis, and a step is that of `stacked`.
 """
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import partial
 
@@ -83,9 +84,9 @@ class CapturedTask:
         batches, _ = first.rows()
         begins = "first" in method.needs and first.number == 0
         method.train_mode(self.task)
-        for cut in dict.fromkeys(batches):
+        for cut, count in Counter(batches).items():
             self._step.zero_()  # wherever the last epoch left it, there may be no row
-            self._replay.prepare((cut, begins), partial(self._body, works[0], cut, begins))
+            self._replay.prepare((cut, begins), partial(self._body, works[0], cut, begins), count)
         self._load(works)
         first.settle(method)
         for k, cut in enumerate(batches):

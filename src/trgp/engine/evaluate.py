@@ -69,7 +69,9 @@ class Evaluation:
         if kind not in self._replay:
             before = self._totals.clone()
             # A view, so that a network that reshapes its input in place leaves this as it is.
-            self._replay.prepare(kind, lambda: self._add(weights, held[0].detach(), held[1], head))
+            self._replay.prepare(
+                kind, lambda: self._add(weights, held[0].detach(), held[1], head), coming=1
+            )
             self._totals.copy_(before)
         torch._foreach_copy_(list(held), [x, y])
         self._replay(kind)

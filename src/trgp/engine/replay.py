@@ -15,15 +15,15 @@ OFTEN = 24  # times: what has come so often will come again, and a tape is dear 
 
 
 class _Often:
-    """Work on a CPU that is taped once it has shown to come often."""
+    """Work on a CPU that is taped once it has shown to come often, or is known to."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, coming: int) -> None:
         self._work = body
-        self._count = 0
+        self._wait = max(1, OFTEN - coming)
 
     def __call__(self) -> None:
-        self._count += 1
-        if self._count == OFTEN:
+        self._wait -= 1
+        if self._wait == 0:
             self._work = taped(self._work)
         self._work()
 
@@ -39,11 +39,14 @@ class Replay:
     def __contains__(self, kind: Hashable) -> bool:
         return kind in self._graphs
 
-    def prepare(self, kind: Hashable, body: Body) -> None:
-        """Capture a body where it is new; what it does to its tensors meanwhile is of no use."""
+    def prepare(self, kind: Hashable, body: Body, coming: int) -> None:
+        """Capture a body where it is new; what it does to its tensors meanwhile is of no use.
+
+        coming: how many times it is about to be called, for all that is known.
+        """
         if kind not in self:
-            capture = self._captured if self._device.type == "cuda" else _Often
-            self._graphs[kind] = capture(body)
+            cuda = self._device.type == "cuda"
+            self._graphs[kind] = self._captured(body) if cuda else _Often(body, coming)
 
     def __call__(self, kind: Hashable) -> None:
         self._graphs[kind]()
