@@ -195,18 +195,24 @@ def _done(job: Job, observer: Observer) -> Answer:
     """Do a job; SIGTERM is to it what Ctrl-C is to a run in the foreground."""
     try:
         signal.signal(signal.SIGTERM, _interrupt)
+        answer = _tried(job, observer)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except KeyboardInterrupt:  # which may also come while a failure is being told
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return Answer.of(RunError("Its process was told to end; every finished epoch is saved."))
+    return answer
+
+
+def _tried(job: Job, observer: Observer) -> Answer:
+    try:
         forget_peak()
         run(**job, observer=observer)
     except (InputError, RunError) as error:
         return Answer.of(error)
-    except KeyboardInterrupt:
-        return Answer.of(RunError("Its process was told to end; every finished epoch is saved."))
     except Exception as error:
         crash = CrashError(f"{type(error).__name__}: {error}")
         crash.add_note(traceback.format_exc().rstrip())
         return Answer.of(crash, usable=False)  # a GPU may be in disorder
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Answer()
 
 
