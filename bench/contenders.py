@@ -187,7 +187,7 @@ class NativeTRGP(Contender):
     def __init__(self, net: nn.Sequential, olds: dict[str, Old], batch: Batch) -> None:
         super().__init__(net, olds, batch)
         self.tasks: dict[str, native.Task] = {}
-        self.states: dict[str, native.State] = {}
+        self.W: dict[str, Tensor] = {}
         self.factored: set[str] = set()
         for name, module in self.layers.items():
             W, (M, masks) = matrix(module).detach(), olds[name]
@@ -195,7 +195,7 @@ class NativeTRGP(Contender):
             form: native.Form = "gradient"
             if isinstance(module, nn.Linear):
                 form = native.cheaper_form(len(batch[0]), len(masks), g, o, n, M.shape[2])
-            self.tasks[name], self.states[name] = native.begin(W, M, masks, form)
+            self.tasks[name], self.W[name] = native.begin(W, M, masks, form), W
             if form == "factored":
                 self.factored.add(name)
             module.weight.requires_grad_(False)
@@ -208,12 +208,12 @@ class NativeTRGP(Contender):
         weights: dict[str, Tensor] = {}
         for name, module in self.net.named_children():
             if name in self.factored:
-                x, h = h, F.linear(h, self.states[name].W[0])
+                x, h = h, F.linear(h, self.W[name][0])
                 if not h.requires_grad:
                     h.requires_grad_()
                 factors[name] = h, x.detach()
-            elif name in self.states:
-                weights[name] = self.states[name].W.requires_grad_()
+            elif name in self.W:
+                weights[name] = self.W[name].requires_grad_()
                 h = apply(module, h, weights[name])
             else:
                 h = module(h)
@@ -221,20 +221,20 @@ class NativeTRGP(Contender):
         grads = iter(torch.autograd.grad(F.cross_entropy(h, y), wanted))
         with torch.no_grad():
             for name, (_, x) in factors.items():
-                self.states[name] = native.factored_step(
-                    self.tasks[name], self.states[name], next(grads), x, LR, LR
+                self.W[name] = native.factored_step(
+                    self.tasks[name], self.W[name], next(grads), x, LR, LR
                 )
             for name in weights:
-                self.states[name] = native.gradient_step(
-                    self.tasks[name], self.states[name], next(grads), LR, LR
+                self.W[name] = native.gradient_step(
+                    self.tasks[name], self.W[name], next(grads), LR, LR
                 )
             for p in self.others:
                 p.sub_(next(grads), alpha=LR)
 
     def weights(self) -> dict[str, tuple[Tensor, Tensor]]:
         return {
-            name: (state.W, with_coordinates(state.W, self.tasks[name].M, self.tasks[name].C))
-            for name, state in self.states.items()
+            name: (W, with_coordinates(W, self.tasks[name].M, self.tasks[name].C))
+            for name, W in self.W.items()
         }
 
 

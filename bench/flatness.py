@@ -103,8 +103,7 @@ def widths(learner: Learner) -> dict[str, int]:
 
 def shapes(state: State) -> dict[str, tuple[int, ...]]:
     """Of all that a step reads beside the parameters."""
-    held = {key: level(state, key) for key in ("task", "Tsum")}
-    return {path: tuple(tensor.shape) for path, tensor in leaves(held)}
+    return {path: tuple(tensor.shape) for path, tensor in leaves(level(state, "task"))}
 
 
 def milliseconds(method: Method, works: dict[int, Work], rounds: int) -> dict[int, list[float]]:

@@ -26,10 +26,16 @@ class Change:
     @classmethod
     def of(cls, trusted: list[TaskId], scalings: Sequence[Tensor], memory: Memory) -> "Change":
         full = cls(trusted, [S.detach().to(memory.C, copy=True) for S in scalings])
-        shift = columns_of(full.coordinates(memory), full._union(memory))
-        if shift.numel() < sum(S.numel() for S in scalings):
-            return cls(trusted, [], shift)
-        return full
+        return cls.of_shift(trusted, full.coordinates(memory), memory) or full
+
+    @classmethod
+    def of_shift(cls, trusted: list[TaskId], D: Tensor, memory: Memory) -> "Change | None":
+        """By D (g, o, m), or None if the scalings would be smaller."""
+        columns = columns_of(D, cls(trusted, [])._union(memory))
+        ranks = [int(memory.masks[j].sum(1).max()) for j in trusted]
+        if columns.numel() < len(D) * sum(r * r for r in ranks):
+            return cls(trusted, [], columns)
+        return None
 
     @full_precision
     def coordinates(self, memory: Memory) -> Tensor:

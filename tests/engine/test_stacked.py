@@ -106,7 +106,7 @@ def test_a_hundred_steps_are_those_taken_alone(
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("batch", [2, 8])
+@pytest.mark.parametrize("batch", [2, 12])
 @pytest.mark.parametrize("method", ["gpm", "trgp"])
 def test_memories_and_trust_regions_of_other_sizes_stack(
     method: str, batch: int, dtype: torch.dtype, tmp_path: Path

@@ -13,6 +13,7 @@ W_eff itself, and a step of both W and the Q_j is
 
 This is exact for SGD with or without momentum, whose steps are linear in the gradients; other
 optimizers need the literal form. With no old task selected it is GPM, and with m = 0 plain SGD.
+Nothing but W_eff changes: it holds all that the Q_j have learnt, and they can be told from it.
 
 Shapes: W (g, o, n), M (g, n, m), K selected old tasks. A zero column of M contributes nothing, so
 groups, and runs batched by vmap, may be padded to one m. What is called in every step depends on
@@ -47,23 +48,22 @@ class Task(NamedTuple):
         return self.signs[:, 1:]
 
 
-class State(NamedTuple):
-    """What a step changes. A snapshot is this tuple, with the momentum where there is one."""
-
-    W: Tensor  # (g, o, n), the effective weight
-    Tsum: Tensor  # (g, o, m), the sum of lr_q T over all steps: all that Q depends on
-
-
 class Momentum(NamedTuple):
     """The filtered gradient in the factored form, split where lr and lr_q part ways."""
 
     free: Tensor  # (g, o, n), of G (I - M M')
     scaled: Tensor  # (g, o, n), of S M'
-    T: Tensor  # (g, o, m)
 
 
-def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> tuple[Task, State]:
-    """The constants and the first state of a task that starts at the shared weight W.
+class Dense(NamedTuple):
+    """The same constants as whole matrices, whose shapes depend on K and the layer alone."""
+
+    P: Tensor  # (g, n, (1 + K) n): I - M M' and the M_j M' side by side
+    gain: Tensor  # (g, o, (1 + K) o): I and the A_j, times lr_q / lr
+
+
+def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> Task:
+    """The constants of a task that starts at the shared weight W, which is then W_eff.
 
     `masks` are those of the selected old tasks, (g, m) or narrower where M has grown since.
     """
@@ -71,7 +71,7 @@ def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> tuple[Ta
     C = W @ M
     wide = [pad(mask, (0, m - mask.shape[1])).to(W.dtype) for mask in masks]
     signs = torch.stack([-W.new_ones(len(W), m), *wide], 1)
-    return Task(M, C, signs, gain_of(C, signs[:, 1:], form)), State(W, torch.zeros_like(C))
+    return Task(M, C, signs, gain_of(C, signs[:, 1:], form))
 
 
 def gain_of(C: Tensor, masks: Tensor, form: Form) -> Tensor:
@@ -83,18 +83,42 @@ def gain_of(C: Tensor, masks: Tensor, form: Form) -> Tensor:
     return (C_j @ C_j.mT).transpose(1, 2).contiguous()
 
 
-def padded(task: Task, Tsum: Tensor, K: int, form: Form) -> tuple[Task, Tensor]:
-    """The same for K selected tasks and m = n: zero columns and empty masks change nothing.
+def dense(task: Task, K: int, ratio: float) -> Dense:
+    """Of a task that may select K old ones, where lr_q is lr times the ratio.
 
-    So the shapes depend on the layer alone, and runs with other memories can be stacked on it.
+    So runs with other memories can be stacked on each other, and take the fewest products a step.
     """
-    more = task.M.shape[1] - task.M.shape[2]
-    M, C, Tsum = (pad(X, (0, more)) for X in (task.M, task.C, Tsum))
-    signs = pad(task.signs, (0, more, 0, 1 + K - task.signs.shape[1]))
-    return Task(M, C, signs, gain_of(C, signs[:, 1:], form)), Tsum
+    M, C = task.M.double().unsqueeze(1), task.C.double().unsqueeze(1)
+    more = K - task.masks.shape[1]
+    masks = pad(task.masks.double(), (0, 0, 0, more)).unsqueeze(2)  # (g, K, 1, m)
+    P = torch.cat([outside(task.M).unsqueeze(1), ((M * masks) @ M.mT).to(task.M)], 1)
+    one = torch.eye(C.shape[2]).to(task.M).expand(len(C), 1, -1, -1)
+    gain = torch.cat([one, (ratio * (C * masks) @ C.mT).to(task.M)], 1)
+    return Dense(*(X.transpose(1, 2).flatten(2) for X in (P, gain)))
 
 
-def gradient_step(task: Task, state: State, G: Tensor, lr: Rate, lr_q: Rate) -> State:
+def outside(M: Tensor) -> Tensor:
+    """I - M M' (g, n, n)."""
+    wide = M.double()
+    return (torch.eye(M.shape[1]).to(wide) - wide @ wide.mT).to(M)
+
+
+def dense_step(task: Dense, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
+    """One step from the gradient G (g, o, n): sum_j A_j G P_j is taken off, with 0 the free one."""
+    g, o, n = W.shape
+    each = _product(lr * G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
+    return _plus_product(W, task.gain, each, -1)
+
+
+def dense_factored_step(task: Dense, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
+    """The same from the factors of G: all (delta A_j)' (x P_j) in one product."""
+    g, o, n = W.shape
+    left = _product((lr * delta).reshape(g, -1, o), task.gain).view(g, -1, o)
+    right = _product(x.reshape(g, -1, n), task.P).view(g, -1, n)
+    return _plus_product(W, left.mT, right, -1)
+
+
+def gradient_step(task: Task, W: Tensor, G: Tensor, lr: Rate, lr_q: Rate) -> Tensor:
     """One step from the gradient G (g, o, n) of the effective weight.
 
     Momentum filters G first: V = mu V + G in its place, or G + mu V for Nesterov's.
@@ -106,13 +130,10 @@ def gradient_step(task: Task, state: State, G: Tensor, lr: Rate, lr_q: Rate) -> 
     else:
         # C_j' T_j is C' T at the rows and columns of task j, so N sums all tasks in one product.
         S = _product(task.C, task.gain * _product(task.C.mT, T))
-    W = _plus_product(state.W - lr * G, lr * T - lr_q * S, task.M.mT)
-    return State(W, state.Tsum + lr_q * T)
+    return _plus_product(W - lr * G, lr * T - lr_q * S, task.M.mT)
 
 
-def factored_step(
-    task: Task, state: State, delta: Tensor, x: Tensor, lr: Rate, lr_q: Rate
-) -> State:
+def factored_step(task: Task, W: Tensor, delta: Tensor, x: Tensor, lr: Rate, lr_q: Rate) -> Tensor:
     """One step of a linear layer from its factors, G = delta' x, without ever forming G.
 
     delta (b, o) is the gradient of the layer's output, x (b, n) its input, with a column of ones
@@ -120,10 +141,20 @@ def factored_step(
     """
     slow = lr * delta
     fast = slow if lr_q is lr else lr_q * delta
-    left, right, z = _factors(task, slow, fast, x)
-    W = _plus_product(state.W, left.flatten(1, 2).mT, right.flatten(1, 2), -1)
-    Tsum = _plus_product(state.Tsum, fast.reshape(*z.shape[:2], -1).mT, z)
-    return State(W, Tsum)
+    left, right = _factors(task, slow, fast, x)
+    return _plus_product(W, left.flatten(1, 2).mT, right.flatten(1, 2), -1)
+
+
+def narrowed_step(P: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
+    """W - lr G P, for a projector P (g, n, n) that is given whole."""
+    return _plus_product(W, lr * G, P, -1)
+
+
+def narrowed_factored_step(P: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
+    """The same from the factors of G."""
+    g, o, n = W.shape
+    free = _product(x.reshape(g, -1, n), P)
+    return _plus_product(W, (lr * delta).reshape(g, -1, o).mT, free, -1)
 
 
 def projected_step(M: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
@@ -139,19 +170,18 @@ def projected_factored_step(M: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: 
     return _plus_product(W, (lr * delta).mT, free, -1)
 
 
-def no_momentum(state: State) -> Momentum:
+def no_momentum(W: Tensor) -> Momentum:
     """The momentum before the first step."""
-    return Momentum(*(torch.zeros_like(s) for s in (state.W, state.W, state.Tsum)))
+    return Momentum(torch.zeros_like(W), torch.zeros_like(W))
 
 
 def factored_momentum(task: Task, V: Momentum, delta: Tensor, x: Tensor, mu: float) -> Momentum:
     """V = mu V + G, filtered part by part from the factors of G."""
-    left, right, z = _factors(task, delta, delta, x)
+    left, right = _factors(task, delta, delta, x)
     scaled = left[:, :, 1:].flatten(1, 2), right[:, :, 1:].flatten(1, 2)
     return Momentum(
         torch.baddbmm(V.free, left[:, :, 0].mT, right[:, :, 0], beta=mu),
         torch.baddbmm(V.scaled, scaled[0].mT, scaled[1], beta=mu),
-        torch.baddbmm(V.T, left[:, :, 0].mT, z, beta=mu),
     )
 
 
@@ -160,24 +190,53 @@ def nesterov(before: Momentum, V: Momentum, mu: float) -> Momentum:
     return Momentum(*(old.lerp(new, 1 + mu) for old, new in zip(before, V, strict=True)))
 
 
-def momentum_step(state: State, V: Momentum, lr: Rate, lr_q: Rate) -> State:
+def momentum_step(W: Tensor, V: Momentum, lr: Rate, lr_q: Rate) -> Tensor:
     """One step along the filtered gradient of the factored form."""
-    return State(state.W - lr * V.free - lr_q * V.scaled, state.Tsum + lr_q * V.T)
+    return W - lr * V.free - lr_q * V.scaled
 
 
-def scalings(task: Task, Tsum: Tensor) -> list[Tensor]:
-    """S_j = Q_j - I = -C_j' Tsum_j (g, r_j, r_j) of the selected old tasks.
+def shift(task: Task, W: Tensor) -> Tensor:
+    """(W_eff - W) M (g, o, m), which is sum_j C_j (Q_j - I) at the columns of every task j."""
+    return (W.double() @ task.M.double() - task.C).to(W)
 
-    The shared weight needs none of them: it is `guard.with_coordinates(W_eff, M, C)`.
+
+def scalings(task: Task, W: Tensor) -> list[Tensor]:
+    """S_j = Q_j - I (g, r_j, r_j) of the selected old tasks, from W_eff.
+
+    Every step changes a column of all S_j that have it by C_j' t, with one t for all of them. So
+    S_j is C_j' Y_j, and D = (W_eff - W) M has the columns sum_j A_j y, over the j that have them.
+    The shared weight needs none of this: it is `guard.with_coordinates(W_eff, M, C)`.
     """
-    masks = [mask > 0 for mask in task.masks.unbind(1)]
-    return [-columns_of(task.C, mask).mT @ columns_of(Tsum, mask) for mask in masks]
+    D, C, masks = shift(task, W).double(), task.C.double(), task.masks > 0
+    Y = torch.zeros_like(D)
+    for g, columns in enumerate(masks.mT):
+        for held in columns.unique(dim=0):
+            if held.any():
+                same = (columns == held).all(1)
+                A = (C[g] * columns[:, held].sum(1)) @ C[g].mT
+                Y[g, :, same] = _solved(A, D[g, :, same], W.dtype)
+    each = [columns_of(C, mask).mT @ columns_of(Y, mask) for mask in masks.unbind(1)]
+    return [S.to(W) for S in each]
+
+
+def _solved(A: Tensor, D: Tensor, dtype: torch.dtype) -> Tensor:
+    """Y with A Y = D, for a D that A can make, known to a dtype's digits.
+
+    A can be singular. What it all but forgets is not amplified to more than rounding is worth.
+    """
+    ridge = max(1e-3 * torch.finfo(dtype).eps, 1e-14) * A.diagonal().sum()
+    one = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    L = torch.linalg.cholesky(A + (ridge + torch.finfo(A.dtype).tiny) * one)
+    Y = torch.cholesky_solve(D, L)
+    for _ in range(2):  # each takes what the ridge leaves to its next power
+        Y = Y + torch.cholesky_solve(D - A @ Y, L)
+    return Y
 
 
 def costs(b: int, K: int, g: int, o: int, n: int, m: int) -> dict[Form, int]:
     """Multiplications of one step of a linear layer at batch b, from (delta, x) to the weight."""
     gradient = b * o * n + 2 * o * n * m + min(gain_costs("gradient", b, K, o, m))
-    factored = b * m * (n + o) + (1 + K) * b * n * (m + o) + min(gain_costs("factored", b, K, o, m))
+    factored = b * m * n + (1 + K) * b * n * (m + o) + min(gain_costs("factored", b, K, o, m))
     return {"gradient": g * gradient, "factored": g * factored}
 
 
@@ -194,12 +253,12 @@ def cheaper_form(b: int, K: int, g: int, o: int, n: int, m: int) -> Form:
     return "factored" if counted["factored"] < counted["gradient"] else "gradient"
 
 
-def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """left (g, b, 1 + K, o), right (g, b, 1 + K, n) and z = x M; of 1 + K the free part is first.
+def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """left (g, b, 1 + K, o) and right (g, b, 1 + K, n); of 1 + K the free part is first.
 
-    delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M') = A_j T_j M': the whole update is
-    left' right, a product of the size of a weight gradient. `slow` is delta times what G is to be
-    multiplied by, `fast` times what the A_j T_j are.
+    With z = x M, delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M') = A_j T_j M': the whole
+    update is left' right, a product of the size of a weight gradient. `slow` is delta times what G
+    is to be multiplied by, `fast` times what the A_j T_j are.
     """
     g, n, _ = task.M.shape
     o, K = task.C.shape[1], task.signs.shape[1] - 1
@@ -215,7 +274,7 @@ def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor,
     each = z.unsqueeze(2) * task.signs.unsqueeze(1)
     right = _product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
     right[:, :, 0] += x
-    return left, right, z
+    return left, right
 
 
 def _product(A: Tensor, B: Tensor) -> Tensor:

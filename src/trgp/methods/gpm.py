@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from ..core import native
 from ..core.capture import Gram
 from ..core.guard import with_coordinates
-from ..core.native import cheaper_form, projected_factored_step, projected_step
 from ..core.subspace import Extension, extend
 from ..options import check_count
 from ..tree import State, level, put, tensors
@@ -98,21 +97,22 @@ class GPMMethod(Layerwise):
         chosen = set()
         for name, each in self.layers.items():
             held = tensors(level(state, "task", name))
-            if held and each.factored:
+            if "P" in held and each.fewer_rows(batch_size):
+                chosen.add(each.names[0])
+            elif "M" in held and each.factored:
                 signs = held.get("signs")
                 trusted = 0 if signs is None else signs.shape[1] - 1
                 shape = (*each.layer.shape, held["M"].shape[2])
-                if cheaper_form(batch_size, trusted, *shape) == "factored":
+                if native.cheaper_form(batch_size, trusted, *shape) == "factored":
                     chosen.add(each.names[0])
         return frozenset(chosen)
 
     def padded(self, params: Params, state: State) -> tuple[Params, State]:
-        """Every memory as wide as its layer's inputs: a zero column protects nothing."""
+        """The projectors whole, whose shapes are the same whatever the memory holds."""
         if not level(state, "memory"):
             return params, {}
         memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
-        wide = {n: pad(M, (0, M.shape[1] - M.shape[2])) for n, M in memories.items()}
-        return params, {"task": {name: {"M": M} for name, M in wide.items()}}
+        return params, {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
 
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
@@ -123,10 +123,12 @@ class GPMMethod(Layerwise):
         if not held:
             return W - lr * self.packed(each, grads), {}
         gradient = grads[each.names[0]]
+        if "P" in held:
+            return self.narrowed_step(each, held["P"], W, grads, lr), {}
         if isinstance(gradient, Factors):
             x = with_ones(gradient.x, W)
-            return projected_factored_step(held["M"], W, gradient.delta, x, lr), {}
-        return projected_step(held["M"], W, self.packed(each, grads), lr), {}
+            return native.projected_factored_step(held["M"], W, gradient.delta, x, lr), {}
+        return native.projected_step(held["M"], W, self.packed(each, grads), lr), {}
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""

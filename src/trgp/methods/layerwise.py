@@ -6,10 +6,11 @@ from functools import cached_property
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core import native
 from ..core.branches import side_by_side
 from ..core.plan import Norm, Plan
 from ..tree import State, level, put, tensors
-from .base import Batch, Grads, Method, Params, Rate, sgd
+from .base import Batch, Factors, Grads, Method, Params, Rate, sgd
 from .protected import Protected, plan_of, protected_layers
 
 
@@ -71,6 +72,16 @@ class Layerwise(Method):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A protected layer's weight after a step, and what else of the layer it changes."""
         return W - lr * self.packed(self.layers[name], grads), {}
+
+    def narrowed_step(
+        self, each: Protected, P: Tensor, W: Tensor, grads: Grads, lr: Rate
+    ) -> Tensor:
+        """A layer's weight after a step along G P."""
+        gradient = grads[each.names[0]]
+        if isinstance(gradient, Factors):
+            x = with_ones(gradient.x, W)
+            return native.narrowed_factored_step(P, W, gradient.delta, x, lr)
+        return native.narrowed_step(P, W, self.packed(each, grads), lr)
 
     @cached_property
     def _packed_names(self) -> frozenset[str]:

@@ -16,8 +16,8 @@ from ..core.capture import observing
 from ..core.layers import Layer, Site
 from ..options import check_number
 from ..tree import State, level, put, tensors
-from .base import About, Factors, Grads, Params, Rate
-from .layerwise import Layerwise, with_ones
+from .base import About, Grads, Params, Rate
+from .layerwise import Layerwise
 from .stacks import batch_count, each, stacks
 
 if TYPE_CHECKING:
@@ -48,22 +48,14 @@ class OWM(Layerwise):
     def layer_step(
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        each = self.layers[name]
         P = tensors(level(state, "projectors")).get(name)
-        gradient = grads[each.names[0]]
         if P is None:
-            return W - lr * self.packed(each, grads), {}
-        if isinstance(gradient, Factors):
-            return W - lr * (gradient.delta.mT @ (with_ones(gradient.x, W) @ P)), {}
-        return W - lr * (self.packed(each, grads) @ P), {}
+            return super().layer_step(name, W, grads, state, lr)
+        return self.narrowed_step(self.layers[name], P, W, grads, lr), {}
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """The linear layers where a batch has fewer rows to project than its gradient has."""
-        narrow = {
-            each.names[0]
-            for name, each in self.layers.items()
-            if each.factored and batch_size < each.layer.shape[1]
-        }
+        narrow = {e.names[0] for e in self.layers.values() if e.fewer_rows(batch_size)}
         return frozenset(narrow) if level(state, "projectors") else frozenset()
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:

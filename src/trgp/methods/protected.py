@@ -31,6 +31,10 @@ class Protected:
         sites = self.layer.sites
         return len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
 
+    def fewer_rows(self, batch_size: int) -> bool:
+        """Whether a batch's inputs are fewer rows to project than the gradient is."""
+        return self.factored and batch_size < self.layer.shape[1]
+
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
         """The parameters, or their gradients, as one (g, o, n) matrix."""
         return self.layer.pack([named[name] for name in self.names])

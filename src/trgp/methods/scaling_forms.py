@@ -14,8 +14,8 @@ from ..task import Change
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
-Parts = tuple[list[Tensor], Kept, Kept]
-"""Of a layer that learns: trainable tensors of its own, constants, and what a step changes."""
+Parts = tuple[list[Tensor], Kept]
+"""Of a layer that learns: trainable tensors of its own, and constants."""
 
 
 class Form(ABC):
@@ -36,21 +36,24 @@ class Form(ABC):
         M: Tensor,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
         K: int,
+        rate: float,
     ) -> Parts:
-        """The same in the shapes of a layer that trusts K tasks, of which some may be empty."""
+        """The same in the shapes of a layer that trusts K tasks, of which some may be empty.
+
+        rate: that of Q, in multiples of the network's.
+        """
 
     @abstractmethod
     def finish(
         self,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
+        W: Tensor,
         old: Directions,
         trusted: list[int],
     ) -> Kept:
-        """What is kept of the scalings when the task ends."""
+        """What is kept of the scalings when the task ends with the parameter W."""
 
     @abstractmethod
     def effective(self, W: Tensor, kept: Kept, old: Directions, trusted: list[int]) -> Tensor:
@@ -69,20 +72,22 @@ class NativeForm(Form):
         shape = (*each.layer.shape, m)
         cheaper = native.cheaper_form(batch_size, len(trusted), *shape)
         form: native.Form = cheaper if each.factored else "gradient"
-        task, start = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
-        return [], task._asdict(), {"Tsum": start.Tsum}
+        task = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
+        return [], task._asdict()
 
     def finish(
         self,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
+        W: Tensor,
         old: Directions,
         trusted: list[int],
     ) -> Kept:
-        assert Tsum is not None
-        scalings = native.scalings(native.Task(**held), Tsum)
-        change = Change.of(list(trusted), scalings, _memory(held["C"], old))
+        task = native.Task(**held)
+        memory = _memory(task.C, old)
+        change = Change.of_shift(list(trusted), native.shift(task, W), memory)
+        if change is None:
+            change = Change(list(trusted), native.scalings(task, W))
         kind = "S" if change.shift is None else "D"
         return {f"{kind}{k}": tensor for k, tensor in enumerate(change.tensors)}
 
@@ -96,18 +101,13 @@ class NativeForm(Form):
         M: Tensor,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
         K: int,
+        rate: float,
     ) -> Parts:
-        if Tsum is None:  # it trusts nobody
-            g, o, _ = each.layer.shape
-            W = M.new_zeros(g, o, M.shape[1])
-            task, begun = native.begin(W, M, [], "gradient")
-            Tsum = begun.Tsum
-        else:
-            task = native.Task(**held)
-        wide, Tsum = native.padded(task, Tsum, K, "factored" if each.factored else "gradient")
-        return [], wide._asdict(), {"Tsum": Tsum}
+        g, o, _ = each.layer.shape
+        nobody = native.begin(M.new_zeros(g, o, M.shape[1]), M, [], "gradient")
+        task = native.Task(**held) if "signs" in held else nobody
+        return [], native.dense(task, K, rate)._asdict()
 
 
 class LiteralForm(Form):
@@ -121,7 +121,7 @@ class LiteralForm(Form):
         bases = [old.basis(t) for t in trusted]
         own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
         held = {"M": old.M, "C": W @ old.M}  # which may have no columns where there is a loose one
-        return own, held | {f"B{k}": B for k, B in enumerate(bases)}, {}
+        return own, held | {f"B{k}": B for k, B in enumerate(bases)}
 
     def padded(
         self,
@@ -129,8 +129,8 @@ class LiteralForm(Form):
         M: Tensor,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
         K: int,
+        rate: float,
     ) -> Parts:
         """Every B_j and S_j (g, n, n): where B_j is zero S_j has no gradient, and stays zero.
 
@@ -141,13 +141,13 @@ class LiteralForm(Form):
         missing = [M.new_zeros(g, n, n)] * (K - len(own))
         bases = [_square(B, n) for B in numbered(held, "B")] + missing
         scalings = [_square(S, n) for S in own] + missing
-        return scalings, {f"B{k}": B for k, B in enumerate(bases)}, {}
+        return scalings, {f"B{k}": B for k, B in enumerate(bases)}
 
     def finish(
         self,
         own: Sequence[Tensor],
         held: Kept,
-        Tsum: Tensor | None,
+        W: Tensor,
         old: Directions,
         trusted: list[int],
     ) -> Kept:

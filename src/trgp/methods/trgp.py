@@ -45,7 +45,6 @@ class TRGPMethod(GPMMethod):
         paper="Lin et al., ICLR 2022",
         task_id_at_test=True,
     )
-    moving: ClassVar[tuple[str, ...]] = ("Tsum",)
     pooled: ClassVar[bool] = True
     between_tasks: ClassVar[tuple[str, ...]] = (
         *GPMMethod.between_tasks,
@@ -224,8 +223,8 @@ class TRGPMethod(GPMMethod):
                     Directions.read(state, each.layer).M,
                     numbered(params, f"{OWN}{name} "),
                     tensors(level(state, "task", name)),
-                    tensors(level(state, "Tsum")).get(name),
                     1 if self.scaling_over == "union" else self.top_k,
+                    self.scale_rate,
                 )
                 params, wide = with_parts(params, wide, name, parts)
         return params, wide
@@ -247,19 +246,20 @@ class TRGPMethod(GPMMethod):
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
     ) -> tuple[Tensor, dict[str, Tensor]]:
         held = tensors(level(state, "task", name))
-        if "signs" not in held:
+        if "gain" not in held:
             return super().layer_step(name, W, grads, state, lr)
-        task = native.Task(**held)
-        begun = native.State(W, tensors(level(state, "Tsum"))[name])
         each = self.layers[name]
         gradient = grads[each.names[0]]
-        lr_q = self.rate_of_scalings(lr)
         if isinstance(gradient, Factors):
-            x = with_ones(gradient.x, W)
-            new = native.factored_step(task, begun, gradient.delta, x, lr, lr_q)
-        else:
-            new = native.gradient_step(task, begun, self.packed(each, grads), lr, lr_q)
-        return new.W, {"Tsum": new.Tsum}
+            delta, x = gradient.delta, with_ones(gradient.x, W)
+            if "P" in held:
+                return native.dense_factored_step(native.Dense(**held), W, delta, x, lr), {}
+            rates = lr, self.rate_of_scalings(lr)
+            return native.factored_step(native.Task(**held), W, delta, x, *rates), {}
+        G = self.packed(each, grads)
+        if "P" in held:
+            return native.dense_step(native.Dense(**held), W, G, lr), {}
+        return native.gradient_step(native.Task(**held), W, G, lr, self.rate_of_scalings(lr)), {}
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Keep the scalings, then extend the memory."""
@@ -269,7 +269,7 @@ class TRGPMethod(GPMMethod):
             kept[name] = self.scaling.finish(
                 numbered(ctx.params, f"{OWN}{name} "),
                 tensors(level(ctx.state, "task", name)),
-                tensors(level(ctx.state, "Tsum")).get(name),
+                self.layers[name].pack(ctx.params),
                 *self.scaled(Directions.read(ctx.state, self.layers[name].layer), trusted),
             )
         params, state = super().end_task(ctx)
@@ -318,10 +318,8 @@ class TRGPMethod(GPMMethod):
 
 def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[Params, State]:
     """The parameters and the state with what a layer's scaling adds to them."""
-    own, constants, moving = parts
+    own, constants = parts
     state = put(state, {**level(state, "task", name), **constants}, "task", name)
-    for key, value in moving.items():
-        state = put(state, value, key, name)
     return {**params, **{f"{OWN}{name} {k}": S for k, S in enumerate(own)}}, state
 
 
