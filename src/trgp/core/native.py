@@ -33,6 +33,10 @@ from .vmapped import is_batchedtensor, runs_first
 Form = Literal["gradient", "factored"]
 Rate = float | Tensor
 
+SPARED = 1_000_000
+"""Multiplications in the time of the five operations that whole matrices spare a step: 30
+microseconds on one core of a CPU."""
+
 
 class Task(NamedTuple):
     """What stays constant in a layer while a task is learnt."""
@@ -59,7 +63,7 @@ class Dense(NamedTuple):
     """The same constants as whole matrices, whose shapes depend on K and the layer alone."""
 
     P: Tensor  # (g, n, (1 + K) n): I - M M' and the M_j M' side by side
-    gain: Tensor  # (g, o, (1 + K) o): I and the A_j, times lr_q / lr
+    gains: Tensor  # (g, o, (1 + K) o): I and the A_j, these times lr_q / lr
 
 
 def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> Task:
@@ -86,15 +90,15 @@ def gain_of(C: Tensor, masks: Tensor, form: Form) -> Tensor:
 def dense(task: Task, K: int, ratio: float) -> Dense:
     """Of a task that may select K old ones, where lr_q is lr times the ratio.
 
-    So runs with other memories can be stacked on each other, and take the fewest products a step.
+    So runs with other memories can be stacked on each other, in the fewest operations a step.
     """
     M, C = task.M.double().unsqueeze(1), task.C.double().unsqueeze(1)
     more = K - task.masks.shape[1]
     masks = pad(task.masks.double(), (0, 0, 0, more)).unsqueeze(2)  # (g, K, 1, m)
     P = torch.cat([outside(task.M).unsqueeze(1), ((M * masks) @ M.mT).to(task.M)], 1)
     one = torch.eye(C.shape[2]).to(task.M).expand(len(C), 1, -1, -1)
-    gain = torch.cat([one, (ratio * (C * masks) @ C.mT).to(task.M)], 1)
-    return Dense(*(X.transpose(1, 2).flatten(2) for X in (P, gain)))
+    gains = torch.cat([one, (ratio * (C * masks) @ C.mT).to(task.M)], 1)
+    return Dense(*(X.transpose(1, 2).flatten(2) for X in (P, gains)))
 
 
 def outside(M: Tensor) -> Tensor:
@@ -107,13 +111,13 @@ def dense_step(task: Dense, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
     """One step from the gradient G (g, o, n): sum_j A_j G P_j is taken off, with 0 the free one."""
     g, o, n = W.shape
     each = _product(lr * G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
-    return _plus_product(W, task.gain, each, -1)
+    return _plus_product(W, task.gains, each, -1)
 
 
 def dense_factored_step(task: Dense, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
     """The same from the factors of G: all (delta A_j)' (x P_j) in one product."""
     g, o, n = W.shape
-    left = _product((lr * delta).reshape(g, -1, o), task.gain).view(g, -1, o)
+    left = _product((lr * delta).reshape(g, -1, o), task.gains).view(g, -1, o)
     right = _product(x.reshape(g, -1, n), task.P).view(g, -1, n)
     return _plus_product(W, left.mT, right, -1)
 
@@ -251,6 +255,12 @@ def cheaper_form(b: int, K: int, g: int, o: int, n: int, m: int) -> Form:
     """The form a linear layer should use; a convolution has no factors and uses the gradient."""
     counted = costs(b, K, g, o, n, m)
     return "factored" if counted["factored"] < counted["gradient"] else "gradient"
+
+
+def dense_pays(b: int, K: int, g: int, o: int, n: int, m: int) -> bool:
+    """Whether a linear layer so small gains more by fewer operations than whole matrices cost."""
+    dense = min(b * (n * n + o * o + o * n), o * n * (n + o)) * (1 + K) * g
+    return dense < min(costs(b, K, g, o, n, m).values()) + SPARED
 
 
 def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

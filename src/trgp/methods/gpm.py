@@ -97,14 +97,16 @@ class GPMMethod(Layerwise):
         chosen = set()
         for name, each in self.layers.items():
             held = tensors(level(state, "task", name))
-            if "P" in held and each.fewer_rows(batch_size):
-                chosen.add(each.names[0])
-            elif "M" in held and each.factored:
-                signs = held.get("signs")
-                trusted = 0 if signs is None else signs.shape[1] - 1
+            if "P" in held:
+                cheaper = each.fewer_rows(batch_size)
+            elif held and each.factored:
+                trusted = held["signs"].shape[1] - 1 if "signs" in held else 0
                 shape = (*each.layer.shape, held["M"].shape[2])
-                if native.cheaper_form(batch_size, trusted, *shape) == "factored":
-                    chosen.add(each.names[0])
+                cheaper = native.cheaper_form(batch_size, trusted, *shape) == "factored"
+            else:
+                cheaper = False
+            if cheaper:
+                chosen.add(each.names[0])
         return frozenset(chosen)
 
     def padded(self, params: Params, state: State) -> tuple[Params, State]:

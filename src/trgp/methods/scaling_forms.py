@@ -25,9 +25,15 @@ class Form(ABC):
 
     @abstractmethod
     def begin(
-        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
+        self,
+        each: Protected,
+        W: Tensor,
+        old: Directions,
+        trusted: Sequence[int],
+        batch_size: int,
+        rate: float,
     ) -> Parts:
-        """What it learns with, at Q = I."""
+        """What it learns with, at Q = I. rate: that of Q, in multiples of the network's."""
 
     @abstractmethod
     def padded(
@@ -39,10 +45,7 @@ class Form(ABC):
         K: int,
         rate: float,
     ) -> Parts:
-        """The same in the shapes of a layer that trusts K tasks, of which some may be empty.
-
-        rate: that of Q, in multiples of the network's.
-        """
+        """The same in the shapes of a layer that trusts K tasks, of which some may be empty."""
 
     @abstractmethod
     def finish(
@@ -66,14 +69,20 @@ class NativeForm(Form):
     name = "native"
 
     def begin(
-        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
+        self,
+        each: Protected,
+        W: Tensor,
+        old: Directions,
+        trusted: Sequence[int],
+        batch_size: int,
+        rate: float,
     ) -> Parts:
-        m = old.M.shape[2]
-        shape = (*each.layer.shape, m)
-        cheaper = native.cheaper_form(batch_size, len(trusted), *shape)
-        form: native.Form = cheaper if each.factored else "gradient"
+        K = len(trusted)
+        sizes = (batch_size, K, *each.layer.shape, old.M.shape[2])
+        form: native.Form = native.cheaper_form(*sizes) if each.factored else "gradient"
         task = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
-        return [], task._asdict()
+        whole = each.factored and native.dense_pays(*sizes)
+        return [], task._asdict() | (native.dense(task, K, rate)._asdict() if whole else {})
 
     def finish(
         self,
@@ -83,7 +92,7 @@ class NativeForm(Form):
         old: Directions,
         trusted: list[int],
     ) -> Kept:
-        task = native.Task(**held)
+        task = _task(held)
         memory = _memory(task.C, old)
         change = Change.of_shift(list(trusted), native.shift(task, W), memory)
         if change is None:
@@ -106,7 +115,7 @@ class NativeForm(Form):
     ) -> Parts:
         g, o, _ = each.layer.shape
         nobody = native.begin(M.new_zeros(g, o, M.shape[1]), M, [], "gradient")
-        task = native.Task(**held) if "signs" in held else nobody
+        task = _task(held) if "signs" in held else nobody
         return [], native.dense(task, K, rate)._asdict()
 
 
@@ -116,7 +125,13 @@ class LiteralForm(Form):
     name = "literal"
 
     def begin(
-        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
+        self,
+        each: Protected,
+        W: Tensor,
+        old: Directions,
+        trusted: Sequence[int],
+        batch_size: int,
+        rate: float,
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
@@ -169,6 +184,10 @@ def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
 def _square(X: Tensor, n: int) -> Tensor:
     """(g, n, n), with zeros on the right and below."""
     return pad(X, (0, n - X.shape[2], 0, n - X.shape[1]))
+
+
+def _task(held: Kept) -> native.Task:
+    return native.Task(*(held[key] for key in native.Task._fields))
 
 
 def _memory(C: Tensor, old: Directions) -> Memory:

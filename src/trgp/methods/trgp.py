@@ -5,6 +5,7 @@ gradient that their bases hold, and uses their frozen weights through scaling ma
 W_eff = W + sum_j W B_j (Q_j - I) B_j', where W moves orthogonally to M as in GPM.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -129,7 +130,7 @@ class TRGPMethod(GPMMethod):
                 state = put(state, picked, "selected", str(ctx.task), name)
                 W = each.pack(params)
                 scaled = self.scaled(Directions.read(state, each.layer), trusted)
-                parts = self.scaling.begin(each, W, *scaled, ctx.batch_size)
+                parts = self.scaling.begin(each, W, *scaled, ctx.batch_size, self.scale_rate)
                 params, state = with_parts(params, state, name, parts)
         return params, state
 
@@ -246,19 +247,20 @@ class TRGPMethod(GPMMethod):
         self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
     ) -> tuple[Tensor, dict[str, Tensor]]:
         held = tensors(level(state, "task", name))
-        if "gain" not in held:
+        whole = "gains" in held
+        if not whole and "signs" not in held:
             return super().layer_step(name, W, grads, state, lr)
         each = self.layers[name]
         gradient = grads[each.names[0]]
         if isinstance(gradient, Factors):
-            delta, x = gradient.delta, with_ones(gradient.x, W)
-            if "P" in held:
-                return native.dense_factored_step(native.Dense(**held), W, delta, x, lr), {}
-            rates = lr, self.rate_of_scalings(lr)
-            return native.factored_step(native.Task(**held), W, delta, x, *rates), {}
+            factors = gradient.delta, with_ones(gradient.x, W)
+            if whole:
+                return native.dense_factored_step(dense_of(held), W, *factors, lr), {}
+            lr_q = self.rate_of_scalings(lr)
+            return native.factored_step(native.Task(**held), W, *factors, lr, lr_q), {}
         G = self.packed(each, grads)
-        if "P" in held:
-            return native.dense_step(native.Dense(**held), W, G, lr), {}
+        if whole:
+            return native.dense_step(dense_of(held), W, G, lr), {}
         return native.gradient_step(native.Task(**held), W, G, lr, self.rate_of_scalings(lr)), {}
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
@@ -321,6 +323,10 @@ def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[P
     own, constants = parts
     state = put(state, {**level(state, "task", name), **constants}, "task", name)
     return {**params, **{f"{OWN}{name} {k}": S for k, S in enumerate(own)}}, state
+
+
+def dense_of(held: Mapping[str, Tensor]) -> native.Dense:
+    return native.Dense(held["P"], held["gains"])
 
 
 def bendable(each: Protected) -> bool:
