@@ -1,21 +1,25 @@
 """What a training step does depends on the width of the memory, not on the number of tasks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import Heads, some_tasks
+from companies import asked_for, begun
+from small_runs import CLASSES, Heads, some_tasks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trgp.data import Tensors
 from trgp.engine.batches import Part
+from trgp.engine.captured import CapturedTask
 from trgp.engine.context import Context
 from trgp.engine.network import Network
 from trgp.engine.train import Epoch, Work, train_epoch
 from trgp.methods.base import Method, Params
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.trgp import TRGPMethod
+from trgp.models import MLP
 from trgp.tree import State
 
 CPU = torch.device("cpu")
@@ -28,6 +32,7 @@ class Noted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, list[torch.Size]]] = []
+        self.computed = 0  # how many of them do anything
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = [
@@ -36,6 +41,8 @@ class Noted(TorchDispatchMode):
             if isinstance(leaf, Tensor)
         ]
         self.calls.append((str(func), read))
+        nothing = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "promote_types")
+        self.computed += not nothing
         return func(*args, **(kwargs or {}))
 
 
@@ -81,3 +88,29 @@ def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
         params, state = method.end_task(ended)
     assert len(noted[FEW]) > 50
     assert noted[FEW] == noted[MANY]
+
+
+def test_projections_add_few_operations_to_a_stacked_step(tmp_path: Path) -> None:
+    """As many as kernels of a GPU, which is what so small a step costs there."""
+    made: dict[str, int] = {}
+    for name in ("finetune", "gpm", "trgp"):
+        trust: dict[str, Any] = {"epsilon": 0.0, "scale_rate": 0.1} if name == "trgp" else {}
+        asked = asked_for(
+            some_tasks(3),
+            name,
+            tmp_path / name,
+            lambda: MLP(8, (12, 10), CLASSES, heads=3),
+            [0, 1],
+            **trust,
+        )
+        runs = [begun(run, 2) for run in asked]
+        steps = CapturedTask(runs[0].method, [run.work for run in runs], stacked=True)
+        cut = runs[0].work.epoch.rows()[0][0]
+        steps._body(runs[0].work, cut, first=False)
+        steps._step.zero_()
+        with Noted() as noted:
+            steps._body(runs[0].work, cut, first=False)
+        made[name] = noted.computed
+    layers = 2  # and the heads
+    assert made["finetune"] < made["gpm"] <= made["finetune"] + 3 * layers
+    assert made["gpm"] < made["trgp"] <= made["gpm"] + 2 * layers
