@@ -191,23 +191,35 @@ def _means(runs: list[Result | None]) -> dict[str, float | None]:
 
 
 def write(path: Path, search: Search, scores: list[Score]) -> None:
-    """The scores of the methods whose grids are finished; what other methods scored stays."""
-    count = Counter(s["method"] for s in scores)
-    whole = {m for m in count if count[m] == len(list(settings(search, [m])))}
-    done = [s for s in scores if s["method"] in whole]
-    if path.exists():
-        old = json.loads(path.read_text())["cells"]
-        done += [cell for cell in old if cell["method"] not in whole]
-    done.sort(key=lambda s: (s["method"], -(s["acc"] or 0)))
-    content = {
-        "benchmark": search.benchmark,
-        "seeds": search.seeds,
-        "tasks": search.tasks or entry(search.benchmark).tasks,
-        "epochs": search.epochs,
-        "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
-    }
-    rows = ",\n".join("  " + json.dumps(s) for s in done)  # one line a cell
-    path.write_text(json.dumps(content, indent=1)[:-2] + f',\n "cells": [\n{rows}\n ]\n}}\n')
+    """The scores of the methods whose grids are finished; what others scored before stays.
+
+    Each method says how it was searched: a search may have changed since another's.
+    """
+    grids = json.loads(path.read_text())["grids"] if path.exists() else {}
+    for method, wanted in Counter(s.method for s in settings(search, search.grids)).items():
+        done = [score for score in scores if score["method"] == method]
+        if len(done) == wanted:
+            done.sort(key=lambda score: -(score["acc"] or 0))
+            grids[method] = {
+                "seeds": search.seeds,
+                "tasks": search.tasks or entry(search.benchmark).tasks,
+                "epochs": search.epochs,
+                "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
+                "cells": [{k: v for k, v in score.items() if k != "method"} for score in done],
+            }
+    path.write_text(as_text(search.benchmark, grids))
+
+
+def as_text(benchmark: str, grids: Mapping[str, Any]) -> str:
+    """As JSON, one line a cell."""
+    parts = []
+    for method, grid in sorted(grids.items()):
+        head = [f"   {json.dumps(k)}: {json.dumps(v)}" for k, v in grid.items() if k != "cells"]
+        cells = ",\n".join(f"    {json.dumps(cell)}" for cell in grid["cells"])
+        lines = ",\n".join([*head, f'   "cells": [\n{cells}\n   ]'])
+        parts.append(f"  {json.dumps(method)}: {{\n{lines}\n  }}")
+    joined = ",\n".join(parts)
+    return f'{{\n "benchmark": {json.dumps(benchmark)},\n "grids": {{\n{joined}\n }}\n}}\n'
 
 
 def main() -> None:

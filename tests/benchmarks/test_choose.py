@@ -1,5 +1,6 @@
 """The search of settings: its grids, what it keeps, and what it writes."""
 
+import dataclasses
 import importlib.util
 import json
 import statistics
@@ -81,15 +82,20 @@ def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: 
         return [{"method": method, **each.values, "acc": acc, "bwt": None} for each, acc in pairs]
 
     def written() -> list[tuple[str, float | None]]:
-        content = json.loads(path.read_text())
-        assert (content["seeds"], content["tasks"]) == ([100, 101], 2)
-        return [(cell["method"], cell["acc"]) for cell in content["cells"]]
+        grids = json.loads(path.read_text())["grids"]
+        return [(method, cell["acc"]) for method, grid in grids.items() for cell in grid["cells"]]
 
     choose.write(path, choose.SMALL, scored("ewc", 0.5))
     assert written() == []
     choose.write(path, choose.SMALL, scored("ewc", 0.5, 0.7) + scored("finetune", 0.1))
     assert written() == [("ewc", 0.7), ("ewc", 0.5)]
-    choose.write(path, choose.SMALL, scored("finetune", None, 0.3))
+    longer = dataclasses.replace(choose.SMALL, tasks=3, epochs=1)
+    choose.write(path, longer, scored("finetune", None, 0.3))
     assert written() == [("ewc", 0.7), ("ewc", 0.5), ("finetune", 0.3), ("finetune", None)]
     choose.write(path, choose.SMALL, scored("ewc", 0.9))
     assert written()[0] == ("ewc", 0.7)
+    grids = json.loads(path.read_text())["grids"]
+    assert {m: (g["seeds"], g["tasks"], g["epochs"]) for m, g in grids.items()} == {
+        "ewc": ([100, 101], 2, None),
+        "finetune": ([100, 101], 3, 1),
+    }
