@@ -31,7 +31,8 @@ from trgp.methods import METHODS
 from trgp.results.result import Result
 from trgp.sweeps import Cell
 
-Grid = Mapping[str, tuple[float | str, ...]]
+Value = float | str | tuple[float, ...]
+Grid = Mapping[str, tuple[Value, ...]]
 Score = dict[str, Any]
 
 
@@ -47,6 +48,8 @@ class Search:
     """Only so many, from the first on (None: all)."""
     epochs: int | None = None
     """At most so many a task (None: as the preset has it)."""
+    preset: str = "paper"
+    """That which holds what comes out; what is not searched is as in `paper`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Setting:
 
     search: Search
     method: str
-    values: Mapping[str, float | str]
+    values: Mapping[str, Value]
 
     @property
     def cells(self) -> list[Cell]:
@@ -139,10 +142,34 @@ FIVE = Search(
     tasks=2,
     epochs=2,
 )
+# For the preset `best`: any rate and schedule, and scaling matrices over all that is protected
+# beside those of the two most related tasks.
+RATES = {"lr": (0.03, 0.1), "lr_decay": (0.5, 0.7)}
+PMNIST_BEST = Search(
+    "pmnist",
+    {
+        "trgp": [
+            RATES,
+            {
+                **RATES,
+                "scaling_over": ("union",),
+                "epsilon": (0.0,),
+                "top_k": (10,),
+                "threshold": ((0.95, 0.99, 0.99), (0.98, 0.995, 0.995)),
+            },
+        ],
+        "gpm": {**RATES, "threshold": ((0.95, 0.99, 0.99), (0.9, 0.97, 0.97))},
+        "single": {"lr": (0.03, 0.1, 0.3), "lr_decay": (0.5, 0.7)},
+    },
+    seeds=(100,),
+    tasks=4,
+    preset="best",
+)
 SEARCHES = {
     "permuted-digits": Search("permuted-digits", DIGITS, seeds=(100, 101, 102)),
     "split-digits": Search("split-digits", DIGITS, seeds=(100, 101, 102)),
     "pmnist": PMNIST,
+    "pmnist-best": PMNIST_BEST,
     "split-cifar100": CIFAR,
     "five-datasets": FIVE,
 }
@@ -207,10 +234,10 @@ def write(path: Path, search: Search, scores: list[Score]) -> None:
                 "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
                 "cells": [{k: v for k, v in score.items() if k != "method"} for score in done],
             }
-    path.write_text(as_text(search.benchmark, grids))
+    path.write_text(as_text(search.benchmark, search.preset, grids))
 
 
-def as_text(benchmark: str, grids: Mapping[str, Any]) -> str:
+def as_text(benchmark: str, preset: str, grids: Mapping[str, Any]) -> str:
     """As JSON, one line a cell."""
     parts = []
     for method, grid in sorted(grids.items()):
@@ -219,7 +246,8 @@ def as_text(benchmark: str, grids: Mapping[str, Any]) -> str:
         lines = ",\n".join([*head, f'   "cells": [\n{cells}\n   ]'])
         parts.append(f"  {json.dumps(method)}: {{\n{lines}\n  }}")
     joined = ",\n".join(parts)
-    return f'{{\n "benchmark": {json.dumps(benchmark)},\n "grids": {{\n{joined}\n }}\n}}\n'
+    names = f' "benchmark": {json.dumps(benchmark)},\n "preset": {json.dumps(preset)},\n'
+    return f'{{\n{names} "grids": {{\n{joined}\n }}\n}}\n'
 
 
 def main() -> None:
