@@ -54,8 +54,6 @@ class Dense(GPMMethod):
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         return frozenset()
 
-    def layer_step(
-        self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
         G = self.packed(self.layers[name], grads)
-        return W - lr * (G - G @ tensors(level(state, "dense", name))["P"]), {}
+        return W - lr * (G - G @ tensors(level(state, "dense", name))["P"])

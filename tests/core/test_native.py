@@ -413,3 +413,11 @@ def test_whole_matrices_are_for_small_layers() -> None:
     assert native.dense_pays(32, 2, 1, 100, 64, 57)
     assert not native.dense_pays(10, 2, 1, 100, 784, 235)
     assert not native.dense_pays(64, 2, 1, 2048, 2048, 614)
+    # A wide layer with few inputs: its outputs' products would be the most expensive part.
+    counted = native.dense_costs(128, 2, 1, 256, 3)
+    assert counted["gradient"] < counted["factored"]
+    # Worked by hand for b = 2, K = 1, g = 1, o = 3, n = 5.
+    assert native.dense_costs(2, 1, 1, 3, 5) == {
+        "gradient": 30 + 2 * 15 * 8,
+        "factored": 2 * 2 * (25 + 9 + 15),
+    }

@@ -29,6 +29,7 @@ from helpers import mlp
 from small_runs import CLASSES, Make, some_tasks
 from torch import Tensor, nn
 
+from trgp.core import native
 from trgp.core.branches import side_by_side
 from trgp.data import Tensors
 from trgp.engine import captured, learning
@@ -106,13 +107,16 @@ def test_a_hundred_steps_are_those_taken_alone(
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("batch", [2, 12])
-@pytest.mark.parametrize("method", ["gpm", "trgp"])
+@pytest.mark.parametrize("batch", [2, 20])
+@pytest.mark.parametrize("method", ["gpm", "trgp", "trgp, low rank alone"])
 def test_memories_and_trust_regions_of_other_sizes_stack(
-    method: str, batch: int, dtype: torch.dtype, tmp_path: Path
+    method: str, batch: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a layer of one run trusts nobody and that of another two; in small batches steps
     are made from factors, in larger ones from gradients."""
+    method, _, large = method.partition(", ")
+    if large:  # alone these layers would be too small for it
+        monkeypatch.setattr(native, "SPARED", -(10**12))
     options: dict[str, Any] = {"threshold": 0.9}
     if method == "trgp":
         options |= {"epsilon": 0.7, "top_k": 2}
@@ -558,3 +562,17 @@ def test_what_evaluation_gives_is_not_changed_by_the_next() -> None:
     assert [tuple(score.tolist()) for score in kept] == [
         tuple(score.tolist()) for score in scores(network, weights, False)
     ]
+
+
+def test_whole_projectors_are_made_once_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    whole = native.outside
+    monkeypatch.setattr(native, "outside", lambda M: made.append(1) or whole(M))
+    runs = runs_at(2, "trgp", one_head, tmp_path, torch.float32)
+    made.clear()
+    replayed(runs, 1, stacked=True)
+    once = len(made)
+    replayed(runs, 4, stacked=True)
+    assert len(made) == 2 * once > 0

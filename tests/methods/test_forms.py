@@ -21,7 +21,7 @@ from small_runs import (
 )
 from torch import Tensor, nn
 
-from trgp import GPM, TRGP
+from trgp import GPM, TRGP, core
 from trgp.benchmarks import Benchmark, from_tensors
 from trgp.draws import order
 from trgp.engine.batches import Part, epoch_batches
@@ -38,8 +38,18 @@ RATE = 0.1
 SAMPLES = 30
 
 
+@pytest.fixture(params=[core.native.SPARED, -(10**12)], ids=["whole", "low rank"], autouse=True)
+def spared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers as small as these by whole matrices, and as if they were large."""
+    monkeypatch.setattr(core.native, "SPARED", request.param)
+
+
+def as_dtype(make: Make, dtype: torch.dtype) -> Make:
+    return lambda: make().to(dtype)
+
+
 def as_double(make: Make) -> Make:
-    return lambda: make().double()
+    return as_dtype(make, torch.float64)
 
 
 def scaled(end: End, task: int) -> int:
@@ -250,3 +260,26 @@ def test_a_run_is_the_learner_in_a_plain_loop(
     }
     if kind is TRGP:
         assert any(result.selected[2].values())
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("method", [WatchedGPM, WatchedTRGP])
+def test_a_network_of_few_digits_learns_as_one_of_many(
+    method: Any, batch: int, tmp_path: Path
+) -> None:
+    """Its weights are bfloat16, what protects them is not."""
+    trust = {"epsilon": 0.0, "scale_rate": 0.1} if method is WatchedTRGP else {}
+    learnt = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        tasks = [
+            tuple((x.to(dtype), y) for x, y in task)
+            for task in some_tasks(3, 8, dtype=torch.float64)
+        ]
+        options = {"threshold": 0.9, "batch": batch, "epochs": 3, **trust}
+        network = as_dtype(lambda: mlp(8, 12, 10, CLASSES), dtype)
+        _, ends = watched(method, tasks, tmp_path / str(dtype), network, **options)
+        learnt[dtype] = ends[-1].weights(2)
+    for name, few in learnt[torch.bfloat16].items():
+        many = learnt[torch.float32][name]
+        assert few.dtype == torch.bfloat16
+        assert (few - many).norm() < 0.1 * many.norm()

@@ -22,7 +22,7 @@ from .fields import docs
 from .parsing import parse
 from .screen import show
 
-PRESETS = ("paper", "official")
+PAPER = "paper"
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Listing:
     """What can be run: benchmarks, methods or presets."""
 
     what: Annotated[str, arg(metavar="benchmarks|methods|presets"), Positional]
-    """Benchmarks with the state of their data, methods with what they need, or what the preset
-    `official`, which does as the published code, changes against `paper`."""
+    """Benchmarks with the state of their data, methods with what they need, or what other presets
+    change against `paper`: `official` does as the published code, `best` what scored highest."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -85,23 +85,25 @@ def _needs(about: About) -> str:
 
 
 def _presets() -> RenderableType:
-    changes = table(["benchmark", "field", "methods", "paper", "official"], [])
+    changes = table(["benchmark", "preset", "field", "methods", "paper", "there"], [])
     fields: dict[str, str] = {}
     for name in benchmarks.NAMES:
-        kinds: list[type] = [Training, benchmarks.entry(name).options, *METHODS.values()]
+        entry = benchmarks.entry(name)
+        kinds: list[type] = [Training, entry.options, *METHODS.values()]
         said = {field: text for kind in kinds for field, text in docs(kind).items()}
-        for i, row in enumerate(_differences(name)):
-            changes.add_row(name if i == 0 else "", *map(plain, row))
-            fields[row[0]] = said[row[0]]
+        for preset in (each for each in entry.presets if each != PAPER):
+            for i, row in enumerate(_differences(name, preset)):
+                changes.add_row(*((name, preset) if i == 0 else ("", "")), *map(plain, row))
+                fields[row[0]] = said[row[0]]
     return stacked([changes, pairs(fields)])
 
 
-def _differences(name: str) -> Iterator[tuple[str, ...]]:
-    """What `official` changes, the methods with the same change together."""
+def _differences(name: str, preset: str) -> Iterator[tuple[str, ...]]:
+    """What a preset changes, the methods with the same change together."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for method in METHODS:
-        paper, official = (configure(name, method, preset).settings for preset in PRESETS)
-        for field, value in official.items():
+        paper, other = (configure(name, method, each).settings for each in (PAPER, preset))
+        for field, value in other.items():
             if value != paper[field]:
                 change = field, shown(paper[field]) or NONE, shown(value)
                 found.setdefault(change, []).append(method)

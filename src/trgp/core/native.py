@@ -33,9 +33,9 @@ from .vmapped import is_batchedtensor, runs_first
 Form = Literal["gradient", "factored"]
 Rate = float | Tensor
 
-SPARED = 1_000_000
-"""Multiplications in the time of the five operations that whole matrices spare a step: 30
-microseconds on one core of a CPU."""
+SPARED = 500_000
+"""Multiplications of small matrices in the time of the five operations that whole ones spare a
+step: 30 microseconds on one core of a CPU."""
 
 
 class Task(NamedTuple):
@@ -96,7 +96,7 @@ def dense(task: Task, K: int, ratio: float) -> Dense:
     more = K - task.masks.shape[1]
     masks = pad(task.masks.double(), (0, 0, 0, more)).unsqueeze(2)  # (g, K, 1, m)
     P = torch.cat([outside(task.M).unsqueeze(1), ((M * masks) @ M.mT).to(task.M)], 1)
-    one = torch.eye(C.shape[2]).to(task.M).expand(len(C), 1, -1, -1)
+    one = _one(task.C.shape[1], task.M).expand(len(C), 1, -1, -1)
     gains = torch.cat([one, (ratio * (C * masks) @ C.mT).to(task.M)], 1)
     return Dense(*(X.transpose(1, 2).flatten(2) for X in (P, gains)))
 
@@ -104,7 +104,11 @@ def dense(task: Task, K: int, ratio: float) -> Dense:
 def outside(M: Tensor) -> Tensor:
     """I - M M' (g, n, n)."""
     wide = M.double()
-    return (torch.eye(M.shape[1]).to(wide) - wide @ wide.mT).to(M)
+    return (_one(M.shape[1], wide) - wide @ wide.mT).to(M)
+
+
+def _one(n: int, like: Tensor) -> Tensor:
+    return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
 def dense_step(task: Dense, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
@@ -201,11 +205,11 @@ def momentum_step(W: Tensor, V: Momentum, lr: Rate, lr_q: Rate) -> Tensor:
 
 def shift(task: Task, W: Tensor) -> Tensor:
     """(W_eff - W) M (g, o, m), which is sum_j C_j (Q_j - I) at the columns of every task j."""
-    return (W.double() @ task.M.double() - task.C).to(W)
+    return (W.double() @ task.M.double() - task.C).to(task.C)
 
 
 def scalings(task: Task, W: Tensor) -> list[Tensor]:
-    """S_j = Q_j - I (g, r_j, r_j) of the selected old tasks, from W_eff.
+    """S_j = Q_j - I (g, r_j, r_j) of the selected old tasks, from W_eff in the digits it has.
 
     Every step changes a column of all S_j that have it by C_j' t, with one t for all of them. So
     S_j is C_j' Y_j, and D = (W_eff - W) M has the columns sum_j A_j y, over the j that have them.
@@ -220,7 +224,7 @@ def scalings(task: Task, W: Tensor) -> list[Tensor]:
                 A = (C[g] * columns[:, held].sum(1)) @ C[g].mT
                 Y[g, :, same] = _solved(A, D[g, :, same], W.dtype)
     each = [columns_of(C, mask).mT @ columns_of(Y, mask) for mask in masks.unbind(1)]
-    return [S.to(W) for S in each]
+    return [S.to(task.C) for S in each]
 
 
 def _solved(A: Tensor, D: Tensor, dtype: torch.dtype) -> Tensor:
@@ -229,12 +233,8 @@ def _solved(A: Tensor, D: Tensor, dtype: torch.dtype) -> Tensor:
     A can be singular. What it all but forgets is not amplified to more than rounding is worth.
     """
     ridge = max(1e-3 * torch.finfo(dtype).eps, 1e-14) * A.diagonal().sum()
-    one = torch.eye(len(A), dtype=A.dtype, device=A.device)
-    L = torch.linalg.cholesky(A + (ridge + torch.finfo(A.dtype).tiny) * one)
-    Y = torch.cholesky_solve(D, L)
-    for _ in range(2):  # each takes what the ridge leaves to its next power
-        Y = Y + torch.cholesky_solve(D - A @ Y, L)
-    return Y
+    shifted = A + (ridge + torch.finfo(A.dtype).tiny) * _one(len(A), A)
+    return torch.cholesky_solve(D, torch.linalg.cholesky(shifted))
 
 
 def costs(b: int, K: int, g: int, o: int, n: int, m: int) -> dict[Form, int]:
@@ -259,8 +259,15 @@ def cheaper_form(b: int, K: int, g: int, o: int, n: int, m: int) -> Form:
 
 def dense_pays(b: int, K: int, g: int, o: int, n: int, m: int) -> bool:
     """Whether a linear layer so small gains more by fewer operations than whole matrices cost."""
-    dense = min(b * (n * n + o * o + o * n), o * n * (n + o)) * (1 + K) * g
-    return dense < min(costs(b, K, g, o, n, m).values()) + SPARED
+    dense = dense_costs(b, K, g, o, n)
+    return min(dense.values()) < min(costs(b, K, g, o, n, m).values()) + SPARED
+
+
+def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
+    """As `costs`, for whole matrices."""
+    gradient = b * o * n + (1 + K) * o * n * (n + o)
+    factored = (1 + K) * b * (n * n + o * o + o * n)
+    return {"gradient": g * gradient, "factored": g * factored}
 
 
 def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

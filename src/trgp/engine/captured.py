@@ -102,12 +102,11 @@ class CapturedTask:
 
     def _load(self, works: Sequence[Work]) -> None:
         """What an epoch begins with, into the tensors that the graphs know."""
-        needed = [self._needed(work) for work in works]
         for name, tensor in self._params.items():
-            self._put(tensor, [params[name] for params, _ in needed])
-        states = [dict(leaves(state)) for _, state in needed]
+            self._put(tensor, [work.params.get(name) for work in works])
+        states = [dict(leaves(work.state)) for work in works] if self._moving else []
         for path, tensor in self._moving.items():
-            self._put(tensor, [state[path] for state in states])
+            self._put(tensor, [state.get(path) for state in states])
         self._put(self._numbers, [work.epoch.numbers(self._method) for work in works])
         self._rows.copy_(self._joined_rows(works))
         self._put(self._lr, [torch.tensor(work.epoch.lr, dtype=torch.float64) for work in works])
@@ -203,12 +202,13 @@ class CapturedTask:
             rows.append(own)
         return self._joined(rows).to(self._step.device)
 
-    def _put(self, target: Tensor, values: Sequence[Tensor]) -> None:
-        if self._stacked:
-            for own, value in zip(target, values, strict=True):
-                own.copy_(value)
-        else:
-            target.copy_(values[0])
+    def _put(self, target: Tensor, values: Sequence[Tensor | None]) -> None:
+        for k, value in enumerate(values):
+            own = self._own(target, k)
+            if value is None:  # what padding alone gives it
+                own.zero_()
+            else:
+                own.copy_(_fitted(value, own.shape))
 
     def _own(self, tensor: Tensor, k: int) -> Tensor:
         return tensor[k] if self._stacked else tensor
@@ -216,10 +216,15 @@ class CapturedTask:
     def _copied(self, tensor: Tensor, k: int, shape: torch.Size) -> Tensor:
         """The k-th run's part without its padding, and with the zeros that were left out."""
         own = self._own(tensor, k)
-        if own.shape == shape:
-            return own.clone()
-        more = [have - wide for have, wide in zip(shape, own.shape, strict=True)]
-        return pad(own, [width for count in reversed(more) for width in (0, count)])
+        return own.clone() if own.shape == shape else _fitted(own, shape)
+
+
+def _fitted(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """In another shape, with zeros at the end of every axis or without what is left there."""
+    if tensor.shape == shape:
+        return tensor
+    more = [wanted - have for wanted, have in zip(shape, tensor.shape, strict=True)]
+    return pad(tensor, [width for count in reversed(more) for width in (0, count)])
 
 
 def _together(sets: Sequence[Tensors]) -> Tensors:

@@ -135,8 +135,9 @@ class Method:
     def padded(self, params: Params, state: State) -> tuple[Params, State]:
         """What `loss` and `step` need, by the same names and in the same shapes for every seed.
 
-        What is added, or left out of a shape, must be zeros that no step changes: a run gets its
-        own names back, in its own shapes.
+        What is added to the parameters and to what moves of the state, or left out of a shape,
+        must be zeros that no step changes: a run gets its own names back, in its own shapes. The
+        rest of the state may be in any form that `loss` and `step` know.
         """
         return params, state
 

@@ -4,6 +4,7 @@ After each task a layer's memory M is extended until it holds a share `threshold
 the layer's inputs; later tasks update weights only orthogonally to it: W <- W - lr G (I - M M').
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,8 +18,8 @@ from ..core.subspace import Extension, extend
 from ..options import check_count
 from ..tree import State, level, put, tensors
 from .base import About, Factors, Grads, Params, Rate, Report
-from .layerwise import Layerwise, between, several, with_ones
-from .protected import Directions, input_grams
+from .layerwise import Layerwise, between, factors_for, several
+from .protected import Directions, Protected, input_grams
 from .quirks import one_short
 
 if TYPE_CHECKING:
@@ -94,20 +95,19 @@ class GPMMethod(Layerwise):
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """The linear layers for which the factors are the cheaper form."""
-        chosen = set()
-        for name, each in self.layers.items():
-            held = tensors(level(state, "task", name))
-            if "P" in held:
-                cheaper = each.fewer_rows(batch_size)
-            elif held and each.factored:
-                trusted = held["signs"].shape[1] - 1 if "signs" in held else 0
-                shape = (*each.layer.shape, held["M"].shape[2])
-                cheaper = native.cheaper_form(batch_size, trusted, *shape) == "factored"
-            else:
-                cheaper = False
-            if cheaper:
-                chosen.add(each.names[0])
-        return frozenset(chosen)
+        task = {name: tensors(level(state, "task", name)) for name in self.layers}
+        return frozenset(
+            each.names[0]
+            for name, each in self.layers.items()
+            if task[name] and each.factored and self.factors_pay(each, task[name], batch_size)
+        )
+
+    def factors_pay(self, each: Protected, held: Mapping[str, Tensor], batch_size: int) -> bool:
+        """Whether a linear layer's step from its factors is cheaper, by what it holds for it."""
+        if "P" in held:
+            return each.fewer_rows(batch_size)
+        shape = (*each.layer.shape, held["M"].shape[2])
+        return native.cheaper_form(batch_size, 0, *shape) == "factored"
 
     def padded(self, params: Params, state: State) -> tuple[Params, State]:
         """The projectors whole, whose shapes are the same whatever the memory holds."""
@@ -116,28 +116,22 @@ class GPMMethod(Layerwise):
         memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
         return params, {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
 
-    def layer_step(
-        self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A protected layer's weight after a step, and what else of the layer it changes."""
+    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
         each = self.layers[name]
         held = tensors(level(state, "task", name))
         if not held:
-            return W - lr * self.packed(each, grads), {}
-        gradient = grads[each.names[0]]
+            return super().layer_step(name, W, grads, state, lr)
         if "P" in held:
-            return self.narrowed_step(each, held["P"], W, grads, lr), {}
+            return self.narrowed_step(each, held["P"], W, grads, lr)
+        gradient = grads[each.names[0]]
         if isinstance(gradient, Factors):
-            x = with_ones(gradient.x, W)
-            return native.projected_factored_step(held["M"], W, gradient.delta, x, lr), {}
-        return native.projected_step(held["M"], W, self.packed(each, grads), lr), {}
+            return native.projected_factored_step(held["M"], W, *factors_for(W, gradient), lr)
+        return native.projected_step(held["M"], W, self.packed(each, grads), lr)
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""
         params = self.shared(ctx.params, ctx.state)
-        state: State = {
-            key: value for key, value in ctx.state.items() if key not in ("task", *self.moving)
-        }
+        state: State = {key: value for key, value in ctx.state.items() if key != "task"}
         batch = ctx.samples(self.samples, "bases")
         found = input_grams(
             self.network, self.layers, self.seen_by(ctx, params), batch, self.images_per_layer

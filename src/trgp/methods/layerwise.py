@@ -58,20 +58,15 @@ class Layerwise(Method):
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
         new = sgd(params, {k: g for k, g in grads.items() if k not in self._packed_names}, lr)
-        moved: dict[str, State] = {}
         for name, each in side_by_side(self.layers.items()):
             if each.names[0] in grads:
-                W, changes = self.layer_step(name, each.pack(params), grads, state, lr)
+                W = self.layer_step(name, each.pack(params), grads, state, lr)
                 new |= each.unpack(W, params)
-                for key, value in changes.items():
-                    moved[key] = {**moved.get(key, {}), name: value}
-        return new, moved
+        return new, {}
 
-    def layer_step(
-        self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A protected layer's weight after a step, and what else of the layer it changes."""
-        return W - lr * self.packed(self.layers[name], grads), {}
+    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
+        """A protected layer's weight after a step."""
+        return W - lr * self.packed(self.layers[name], grads)
 
     def narrowed_step(
         self, each: Protected, P: Tensor, W: Tensor, grads: Grads, lr: Rate
@@ -79,8 +74,7 @@ class Layerwise(Method):
         """A layer's weight after a step along G P."""
         gradient = grads[each.names[0]]
         if isinstance(gradient, Factors):
-            x = with_ones(gradient.x, W)
-            return native.narrowed_factored_step(P, W, gradient.delta, x, lr)
+            return native.narrowed_factored_step(P, W, *factors_for(W, gradient), lr)
         return native.narrowed_step(P, W, self.packed(each, grads), lr)
 
     @cached_property
@@ -102,9 +96,10 @@ class Layerwise(Method):
         return {**params, **copies} if copies else params
 
 
-def with_ones(x: Tensor, W: Tensor) -> Tensor:
-    """The inputs with a 1 for a bias, if W (g, o, n) has one."""
-    return pad(x, (0, W.shape[2] - x.shape[1]), value=1.0) if W.shape[2] > x.shape[1] else x
+def factors_for(W: Tensor, gradient: Factors) -> Factors:
+    """In W's digits, and the inputs with a 1 for a bias, if W (g, o, n) has one."""
+    delta, x = (factor.to(W.dtype) for factor in gradient)
+    return Factors(delta, pad(x, (0, 1), value=1.0) if W.shape[2] > x.shape[1] else x)
 
 
 def several(value: object) -> tuple[object, ...]:

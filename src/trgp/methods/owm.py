@@ -45,13 +45,11 @@ class OWM(Layerwise):
         check_number("alpha", self.alpha, above=0)
         check_number("alpha_end", self.alpha_end, above=0)
 
-    def layer_step(
-        self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
         P = tensors(level(state, "projectors")).get(name)
         if P is None:
             return super().layer_step(name, W, grads, state, lr)
-        return self.narrowed_step(self.layers[name], P, W, grads, lr), {}
+        return self.narrowed_step(self.layers[name], P, W, grads, lr)
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """The linear layers where a batch has fewer rows to project than its gradient has."""

@@ -113,9 +113,11 @@ class NativeForm(Form):
         K: int,
         rate: float,
     ) -> Parts:
-        g, o, _ = each.layer.shape
-        nobody = native.begin(M.new_zeros(g, o, M.shape[1]), M, [], "gradient")
-        task = _task(held) if "signs" in held else nobody
+        if "signs" in held:
+            task = _task(held)
+        else:  # it trusts nobody
+            g, o, n = each.layer.shape
+            task = native.begin(M.new_zeros(g, o, n), M, [], "gradient")
         return [], native.dense(task, K, rate)._asdict()
 
 

@@ -23,7 +23,7 @@ from ..options import check_count
 from ..tree import State, level, put, tensors
 from .base import BENT, About, Batch, Factors, Grads, Params, Rate, Report, sgd
 from .gpm import GPMMethod
-from .layerwise import between, several, with_ones
+from .layerwise import between, factors_for, several
 from .loss import cross_entropy
 from .protected import Directions, Protected
 from .quirks import strongest_unprotected
@@ -194,6 +194,17 @@ class TRGPMethod(GPMMethod):
         }
         return super().factored(state, batch_size) - made
 
+    def factors_pay(self, each: Protected, held: Mapping[str, Tensor], batch_size: int) -> bool:
+        g, o, n = each.layer.shape
+        if "gains" in held:
+            counted = native.dense_costs(batch_size, held["gains"].shape[2] // o - 1, g, o, n)
+            return counted["factored"] < counted["gradient"]
+        if "signs" in held:
+            trusted = held["signs"].shape[1] - 1
+            sizes = (batch_size, trusted, g, o, n, held["M"].shape[2])
+            return native.cheaper_form(*sizes) == "factored"
+        return super().factors_pay(each, held, batch_size)
+
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """In the literal form linear layers get bent inputs instead of their effective weight.
 
@@ -243,9 +254,7 @@ class TRGPMethod(GPMMethod):
     def rate_of_scalings(self, lr: Rate) -> Rate:
         return lr if self.scale_rate == 1 else lr * self.scale_rate  # one kernel less a layer
 
-    def layer_step(
-        self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
         held = tensors(level(state, "task", name))
         whole = "gains" in held
         if not whole and "signs" not in held:
@@ -253,15 +262,15 @@ class TRGPMethod(GPMMethod):
         each = self.layers[name]
         gradient = grads[each.names[0]]
         if isinstance(gradient, Factors):
-            factors = gradient.delta, with_ones(gradient.x, W)
+            factors = factors_for(W, gradient)
             if whole:
-                return native.dense_factored_step(dense_of(held), W, *factors, lr), {}
+                return native.dense_factored_step(dense_of(held), W, *factors, lr)
             lr_q = self.rate_of_scalings(lr)
-            return native.factored_step(native.Task(**held), W, *factors, lr, lr_q), {}
+            return native.factored_step(native.Task(**held), W, *factors, lr, lr_q)
         G = self.packed(each, grads)
         if whole:
-            return native.dense_step(dense_of(held), W, G, lr), {}
-        return native.gradient_step(native.Task(**held), W, G, lr, self.rate_of_scalings(lr)), {}
+            return native.dense_step(dense_of(held), W, G, lr)
+        return native.gradient_step(native.Task(**held), W, G, lr, self.rate_of_scalings(lr))
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Keep the scalings, then extend the memory."""
@@ -271,7 +280,8 @@ class TRGPMethod(GPMMethod):
             kept[name] = self.scaling.finish(
                 numbered(ctx.params, f"{OWN}{name} "),
                 tensors(level(ctx.state, "task", name)),
-                self.layers[name].pack(ctx.params),
+                # In the digits that it has: packed it may seem to have more.
+                self.layers[name].pack(ctx.params).to(ctx.params[self.layers[name].names[0]].dtype),
                 *self.scaled(Directions.read(ctx.state, self.layers[name].layer), trusted),
             )
         params, state = super().end_task(ctx)
