@@ -142,24 +142,22 @@ FIVE = Search(
     tasks=2,
     epochs=2,
 )
-# For the preset `best`: any rate and schedule, and scaling matrices over all that is protected
-# beside those of the two most related tasks.
-RATES = {"lr": (0.03, 0.1), "lr_decay": (0.5, 0.7)}
+# For the preset `best`: rates that fall, and one scaling matrix over all that is protected beside
+# those of the two most related tasks.
+FALLING = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
 PMNIST_BEST = Search(
     "pmnist",
     {
         "trgp": [
-            RATES,
+            FALLING,
             {
-                **RATES,
+                **FALLING,
                 "scaling_over": ("union",),
                 "epsilon": (0.0,),
                 "top_k": (10,),
                 "threshold": ((0.95, 0.99, 0.99), (0.98, 0.995, 0.995)),
             },
         ],
-        "gpm": {**RATES, "threshold": ((0.95, 0.99, 0.99), (0.9, 0.97, 0.97))},
-        "single": {"lr": (0.03, 0.1, 0.3), "lr_decay": (0.5, 0.7)},
     },
     seeds=(100,),
     tasks=4,

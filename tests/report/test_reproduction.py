@@ -95,6 +95,23 @@ def test_without_records_everything_is_not_run(tmp_path: Path) -> None:
     assert made(tmp_path, "transfer").startswith("Not run: pmnist, split-cifar100,")
 
 
+def test_the_best_is_beside_the_best_that_is_published(tmp_path: Path) -> None:
+    """And beside the paper's figures nowhere: it is not to repeat them."""
+    store(tmp_path, [97.4, 97.6], benchmark="pmnist", preset="best")
+    store(tmp_path, [96.3, 96.4], benchmark="pmnist")
+    best, paper, single = rows(tmp_path, "beyond", benchmark="pmnist")
+    assert (best["preset"], best["ACC %"], best["ACC - published"]) == (
+        *("best", "97.50 ± 0.14", "+0.25"),
+    )
+    assert (paper["preset"], paper["ACC - published"]) == ("paper", "-0.90")
+    assert (single["method"], single["ACC %"]) == ("single", "not run")
+    assert {row["ACC %"] for row in rows(tmp_path, "beyond", benchmark="five-datasets")} == {
+        "not run"
+    }
+    (row,) = rows(tmp_path, "variants", benchmark="pmnist", method="trgp")
+    assert (row["variants recorded"], row["nearest"]) == ("1", "paper")
+
+
 def test_every_cell_of_a_superclass_table_is_there_once(tmp_path: Path) -> None:
     store(tmp_path, [58.0, 58.2], benchmark="cifar100-superclass", preset="official")
     here = [(row["method"], row["preset"]) for row in rows(tmp_path, "superclass")]

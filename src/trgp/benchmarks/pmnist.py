@@ -32,17 +32,17 @@ PAPER = {
 _TRAINING = {"lr": 0.01, "batch": 10, "epochs": 5, "test_batch": 1000}
 _GPM = {"threshold": (0.95, 0.99, 0.99), "samples": 300}
 _TRGP = {**_GPM, "selection_samples": 300}
-# Chosen on validation data of the first tasks by records/choose.py, around what is remembered of
-# the GPM paper; memories are of the sizes remembered.
+# Chosen on validation data by records/choose.py, around what is remembered of the GPM paper;
+# memories are of the sizes remembered.
 _OTHERS: dict[str, dict[str, Any]] = {
-    "finetune": {"lr": 0.01},
+    "finetune": {"lr": 0.003},
     "single": {"lr": 0.03},
     "multitask": {"lr": 0.03},
-    "owm": {"lr": 0.03, "alpha_end": 0.1},
+    "owm": {"lr": 0.03, "alpha": 1000.0, "alpha_end": 100.0},
     "ewc": {"lr": 0.03, "strength": 1000.0},
-    "agem": {"lr": 0.03, "memory_size": 1000},
-    "er": {"lr": 0.03, "memory_size": 1000},
-    "lwf": {"lr": 0.01, "strength": 2.0},
+    "agem": {"lr": 0.01, "memory_size": 1000},
+    "er": {"lr": 0.01, "memory_size": 1000},
+    "lwf": {"lr": 0.003, "strength": 10.0},
 }
 PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, **_OTHERS}),

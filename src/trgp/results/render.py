@@ -27,6 +27,8 @@ NAMES = ("benchmark", "method", "preset")
 NUMBERS = ("seeds", "ACC", "BWT", "A_ii", "memory", "time", "paper")
 SAME_FIGURES = frozenset({"evaluate_unseen", "form"})
 """Settings that change what is measured beside ACC and BWT, or how they are computed, not them."""
+REPEATING = ("paper", "official")
+"""The presets that are to come to the paper's figures."""
 _UNDEFINED = Spread(None, None, 0)
 
 
@@ -57,8 +59,8 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
 
 
 def paper_of(run: Result) -> Published | None:
-    """What the paper has for a run as its preset has it; else there is nothing to compare with."""
-    if run.changed.keys() - SAME_FIGURES:
+    """What the paper has for a run as a preset has it that repeats the paper; else nothing."""
+    if run.preset not in REPEATING or run.changed.keys() - SAME_FIGURES:
         return None
     return PAPER.get(run.benchmark, {}).get(run.method)
 
