@@ -143,19 +143,30 @@ FIVE = Search(
     epochs=2,
 )
 # For the preset `best`: rates that fall, and one scaling matrix over all that is protected beside
-# those of the two most related tasks.
+# those of the two most related tasks; then around what was best of these.
 FALLING = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
+WHOLE = {"scaling_over": ("union",), "epsilon": (0.0,), "top_k": (10,)}
+MOST = (0.98, 0.995, 0.995)
 PMNIST_BEST = Search(
     "pmnist",
     {
         "trgp": [
             FALLING,
+            {**FALLING, **WHOLE, "threshold": ((0.95, 0.99, 0.99), MOST)},
+            {"lr": (0.03,), "lr_decay": (0.7,), **WHOLE, "threshold": (MOST,)},
+            {"lr": (0.05,), "lr_decay": (0.5,), **WHOLE, "threshold": (MOST,)},
             {
-                **FALLING,
-                "scaling_over": ("union",),
-                "epsilon": (0.0,),
-                "top_k": (10,),
-                "threshold": ((0.95, 0.99, 0.99), (0.98, 0.995, 0.995)),
+                "lr": (0.05, 0.1),
+                "lr_decay": (0.5,),
+                **WHOLE,
+                "threshold": (MOST,),
+                "scale_rate": (0.1, 0.3),
+            },
+            {
+                "lr": (0.03,),
+                "lr_decay": (0.5, 0.7),
+                **WHOLE,
+                "threshold": ((0.99, 0.998, 0.998),),
             },
         ],
     },

@@ -1,6 +1,7 @@
 """`trgp list`."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -51,5 +52,6 @@ def test_presets(trgp: Trgp) -> None:
     for name in NAMES:
         assert f"\n{name} " in out
     assert "scrambled                 all" in out
-    assert "trgp       0.5     0.2" in out  # epsilon on pmnist
+    assert re.search(r"\n +epsilon +trgp +0\.5 +0\.2\n", out)  # on pmnist
+    assert re.search(r"\npmnist +best +lr +trgp +0\.01 +0\.03\n", out)
     assert "MNIST once more in place of Fashion-MNIST" in out
