@@ -144,8 +144,8 @@ FIVE = Search(
 )
 # For the preset `best`: rates that fall, and one scaling matrix over all that is protected beside
 # those of the two most related tasks; then around what was best of these.
-FALLING = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
-WHOLE = {"scaling_over": ("union",), "epsilon": (0.0,), "top_k": (10,)}
+FALLING: Grid = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
+WHOLE: Grid = {"scaling_over": ("union",), "epsilon": (0.0,), "top_k": (10,)}
 MOST = (0.98, 0.995, 0.995)
 PMNIST_BEST = Search(
     "pmnist",

@@ -116,7 +116,7 @@ def test_memories_and_trust_regions_of_other_sizes_stack(
     are made from factors, in larger ones from gradients."""
     method, _, large = method.partition(", ")
     if large:  # alone these layers would be too small for it
-        monkeypatch.setattr(native, "SPARED", -(10**12))
+        monkeypatch.setattr(native, "SPARED", dict.fromkeys(native.SPARED, -(10**12)))
     options: dict[str, Any] = {"threshold": 0.9}
     if method == "trgp":
         options |= {"epsilon": 0.7, "top_k": 2}

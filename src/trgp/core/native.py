@@ -33,9 +33,9 @@ from .vmapped import is_batchedtensor, runs_first
 Form = Literal["gradient", "factored"]
 Rate = float | Tensor
 
-SPARED = 500_000
-"""Multiplications of small matrices in the time of the five operations that whole ones spare a
-step: 30 microseconds on one core of a CPU."""
+SPARED: dict[Form, int] = {"factored": 1_000_000, "gradient": 100_000}
+"""Multiplications in the time of the operations that whole matrices spare a step, about 30 and 10
+microseconds on one core of a CPU."""
 
 
 class Task(NamedTuple):
@@ -259,8 +259,9 @@ def cheaper_form(b: int, K: int, g: int, o: int, n: int, m: int) -> Form:
 
 def dense_pays(b: int, K: int, g: int, o: int, n: int, m: int) -> bool:
     """Whether a linear layer so small gains more by fewer operations than whole matrices cost."""
-    dense = dense_costs(b, K, g, o, n)
-    return min(dense.values()) < min(costs(b, K, g, o, n, m).values()) + SPARED
+    form = cheaper_form(b, K, g, o, n, m)
+    spared = costs(b, K, g, o, n, m)[form] + SPARED[form]
+    return min(dense_costs(b, K, g, o, n).values()) < spared
 
 
 def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
