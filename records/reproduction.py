@@ -226,7 +226,7 @@ def _place(run: Result) -> tuple[str, str, str]:
 
 PUBLISHED_BEST: Mapping[str, tuple[str, float]] = {
     "pmnist": ("CUBER, NeurIPS 2022", 97.25),
-    "split-cifar100": ("Dual-Stage GP, 2025", 78.05),
+    "split-cifar100": ("Dual-Stage GP, withdrawn from ICLR 2026", 78.05),
     SUPERCLASS: ("API, CVPR 2023", 60.2),
     "five-datasets": ("API, CVPR 2023", 91.1),
 }

@@ -3,6 +3,8 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,29 +23,17 @@ Parts = tuple[list[Tensor], Kept]
 class Form(ABC):
     """What a layer with a trust region adds to GPM while a task is learnt and afterwards."""
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
     def begin(
-        self,
-        each: Protected,
-        W: Tensor,
-        old: Directions,
-        trusted: Sequence[int],
-        batch_size: int,
-        rate: float,
+        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
-        """What it learns with, at Q = I. rate: that of Q, in multiples of the network's."""
+        """What it learns with, at Q = I."""
 
     @abstractmethod
     def padded(
-        self,
-        each: Protected,
-        M: Tensor,
-        own: Sequence[Tensor],
-        held: Kept,
-        K: int,
-        rate: float,
+        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
     ) -> Parts:
         """The same in the shapes of a layer that trusts K tasks, of which some may be empty."""
 
@@ -63,26 +53,23 @@ class Form(ABC):
         """W_eff of a finished task, from the shared W (g, o, n) of now."""
 
 
+@dataclass(frozen=True)
 class NativeForm(Form):
     """The parameter is W_eff itself, and a step is that of `core.native`."""
 
-    name = "native"
+    rate: float
+    """That of Q, in multiples of the network's."""
+    name: ClassVar[str] = "native"
 
     def begin(
-        self,
-        each: Protected,
-        W: Tensor,
-        old: Directions,
-        trusted: Sequence[int],
-        batch_size: int,
-        rate: float,
+        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
         K = len(trusted)
         sizes = (batch_size, K, *each.layer.shape, old.M.shape[2])
         form: native.Form = native.cheaper_form(*sizes) if each.factored else "gradient"
         task = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
         whole = each.factored and native.dense_pays(*sizes)
-        return [], task._asdict() | (native.dense(task, K, rate)._asdict() if whole else {})
+        return [], task._asdict() | (native.dense(task, K, self.rate)._asdict() if whole else {})
 
     def finish(
         self,
@@ -105,20 +92,14 @@ class NativeForm(Form):
         return W + change.coordinates(_memory(W @ old.M, old)) @ old.M.mT
 
     def padded(
-        self,
-        each: Protected,
-        M: Tensor,
-        own: Sequence[Tensor],
-        held: Kept,
-        K: int,
-        rate: float,
+        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
     ) -> Parts:
         if "signs" in held:
             task = _task(held)
         else:  # it trusts nobody
             g, o, n = each.layer.shape
             task = native.begin(M.new_zeros(g, o, n), M, [], "gradient")
-        return [], native.dense(task, K, rate)._asdict()
+        return [], native.dense(task, K, self.rate)._asdict()
 
 
 class LiteralForm(Form):
@@ -127,13 +108,7 @@ class LiteralForm(Form):
     name = "literal"
 
     def begin(
-        self,
-        each: Protected,
-        W: Tensor,
-        old: Directions,
-        trusted: Sequence[int],
-        batch_size: int,
-        rate: float,
+        self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
@@ -141,13 +116,7 @@ class LiteralForm(Form):
         return own, held | {f"B{k}": B for k, B in enumerate(bases)}
 
     def padded(
-        self,
-        each: Protected,
-        M: Tensor,
-        own: Sequence[Tensor],
-        held: Kept,
-        K: int,
-        rate: float,
+        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
     ) -> Parts:
         """Every B_j and S_j (g, n, n): where B_j is zero S_j has no gradient, and stays zero.
 

@@ -115,7 +115,7 @@ class TRGPMethod(GPMMethod):
     def scaling(self) -> Form:
         """Native unless some B_j leaves span(M): then W B_j drifts and must be computed anew."""
         literal = self.form == "literal" or self.strongest_unprotected
-        return LiteralForm() if literal else NativeForm()
+        return LiteralForm() if literal else NativeForm(self.scale_rate)
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         """Choose the trust region by the first gradient, and start from Q = I."""
@@ -130,7 +130,7 @@ class TRGPMethod(GPMMethod):
                 state = put(state, picked, "selected", str(ctx.task), name)
                 W = each.pack(params)
                 scaled = self.scaled(Directions.read(state, each.layer), trusted)
-                parts = self.scaling.begin(each, W, *scaled, ctx.batch_size, self.scale_rate)
+                parts = self.scaling.begin(each, W, *scaled, ctx.batch_size)
                 params, state = with_parts(params, state, name, parts)
         return params, state
 
@@ -236,7 +236,6 @@ class TRGPMethod(GPMMethod):
                     numbered(params, f"{OWN}{name} "),
                     tensors(level(state, "task", name)),
                     1 if self.scaling_over == "union" else self.top_k,
-                    self.scale_rate,
                 )
                 params, wide = with_parts(params, wide, name, parts)
         return params, wide
