@@ -9,8 +9,10 @@ A run's draws are keyed by its seed alone. On a stream of its own it comes to th
 to alone; in a stack to those of the same place in any stack as wide.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -199,16 +201,38 @@ class Stack:
         return epoch.task, not ("first" in member.method.needs and epoch.number == 0)
 
 
-def together(units: Sequence[Member | Stack], forgiving: bool) -> Iterator[Member]:
-    """Let all learn, and give each back when it has ended.
+@dataclass(frozen=True)
+class Waiting:
+    """Runs that begin when there is room for them."""
 
+    runs: int
+    begin: Callable[[Stream], Member | Stack | None]
+    """None if there is nothing left to do."""
+
+
+def together(
+    waiting: Sequence[Waiting], streams: Sequence[Stream], most: int, forgiving: bool
+) -> Iterator[Member]:
+    """Let all learn, in their order and so many runs at a time, and give each back at its end.
+
+    streams: one for all that can go on at the same time; another takes that of one that has ended.
     forgiving: whether whatever else goes wrong than a `RunError`, in a method say, is also told as
         the failure of that run alone.
     """
-    going = list(units)
-    left = [member for unit in units for member in unit.members]
-    while left:
-        for unit in going:
+    queue = deque(waiting)
+    free = list(streams)
+    going: dict[Member | Stack, Stream] = {}
+    left: list[Member] = []
+    while queue or going:
+        while queue and free and (not left or len(left) + queue[0].runs <= most):
+            stream = free.pop()
+            unit = queue.popleft().begin(stream)
+            if unit is None:
+                free.append(stream)
+            else:
+                going[unit] = stream
+                left += unit.members
+        for unit in list(going):
             for member in unit.members:
                 member.sequencer.company = len(left)
             try:
@@ -221,4 +245,5 @@ def together(units: Sequence[Member | Stack], forgiving: bool) -> Iterator[Membe
             for member in [m for m in unit.members if m.over and m in left]:
                 left.remove(member)
                 yield member
-        going = [unit for unit in going if any(member in left for member in unit.members)]
+            if not any(member in left for member in unit.members):
+                free.append(going.pop(unit))

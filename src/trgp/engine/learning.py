@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from ..methods.base import Method
 from ..results.result import Result
 from ..results.store import RESULT, locked, read_result, write_result
 from .checkpoint import Checkpoints, clear
-from .company import Member, Stack, stacks_well, together
+from .company import Member, Stack, Waiting, stacks_well, together
 from .config import Config
 from .errors import InputError, Interrupted, RunError
 from .events import Observer, RunFinished
@@ -34,6 +35,8 @@ class Asked:
     load: Load
     folder: Path
     command: str
+    company: int = 0
+    """Only runs with the same number are stacked on each other."""
 
     @property
     def family(self) -> tuple[object, ...]:
@@ -79,11 +82,13 @@ def learn(
     aside: Sequence[Path] = (),
     forgiving: bool = False,
     compiled: bool = False,
+    most: int | None = None,
 ) -> Generator[tuple[Asked, Result | RunError]]:
-    """Learn all at the same time, each from its last checkpoint on; a stored result is read.
+    """Learn all, each from its last checkpoint on; a stored result is read.
 
     What lies in the folders `aside` is put there once nothing is wrong with the input. `forgiving`
-    is as for `together`. Runs whose networks are `compiled` are not stacked.
+    is as for `together`. Runs whose networks are `compiled` are not stacked. They learn at the same
+    time, if not more than so many: then others wait for those that end.
     """
     new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
     for run in asked:
@@ -99,44 +104,39 @@ def learn(
                 if run.tasks not in tasks:
                     tasks[run.tasks] = run.load(run.seed, device)
                 stacking = captured and not compiled
-                alike = [other for other in asked if stacking and other.family == run.family]
+                alike = [other for other in asked if stacking and _stack_up(run, other)]
                 bound.append(_bound(run, tasks[run.tasks], device, alike))
         for folder in aside:
             _set_aside(folder)
-        for each in list(bound):
-            try:
-                locks.enter_context(_alone(each.run.folder))
-            except RunError as error:
-                bound.remove(each)
-                yield each.run, error
-                continue
-            if not aside and (each.run.folder / RESULT).exists():  # by now, by another process
-                bound.remove(each)
-                yield each.run, _stored_or_error(each.run, observer)
-        if not bound:
-            return
         settle_libraries(max(each.method.network.weights for each in bound), device)
         engine = ("compiled" if compiled else "captured") if captured else "eager"
-        sequencers = {_sequencer(each, engine, observer): each for each in bound}
-        stacks: dict[object, list[Sequencer]] = {}
-        for sequencer, each in sequencers.items():
-            key = each.run.family if each.width > 1 else sequencer
-            stacks.setdefault(key, []).append(sequencer)
-        units: list[Member | Stack] = []
-        for group in stacks.values():
-            stream, width = Stream(device, len(stacks)), sequencers[group[0]].width
-            if width > 1:
-                units.append(Stack({sequencers[s].place: s for s in group}, width, stream))
-            else:
-                units.append(Member(group[0], captured, stream, compiled))
-        runs = {s: each.run for s, each in sequencers.items()}
+        noted: list[tuple[Asked, Result | RunError]] = []  # of runs that need not begin
+        runs: dict[Sequencer, Asked] = {}
+
+        def begin(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
+            own = [each for each in group if _taken(each.run, locks, not aside, noted, observer)]
+            sequencers = [_sequencer(each, engine, observer) for each in own]
+            runs.update((s, each.run) for s, each in zip(sequencers, own, strict=True))
+            if group[0].width == 1 or not own:
+                return Member(sequencers[0], captured, stream, compiled) if own else None
+            places = {each.place: s for each, s in zip(own, sequencers, strict=True)}
+            return Stack(places, group[0].width, stream)
+
+        groups: dict[object, list[_Bound]] = {}
+        for each in bound:
+            key = (each.run.company, each.run.family) if each.width > 1 else each.run.folder
+            groups.setdefault(key, []).append(each)
+        waiting = [Waiting(len(group), partial(begin, group)) for group in groups.values()]
+        at_once = min(most or len(bound), len(bound))
+        streams = [Stream(device, min(at_once, len(waiting))) for _ in waiting[:at_once]]
         try:
-            for member in together(units, forgiving):
+            for member in together(waiting, streams, at_once, forgiving):
                 run = runs[member.sequencer]
                 with member.turn():
-                    end = member.error or _written(run, member.sequencer, len(new), observer)
+                    end = member.error or _written(run, member.sequencer, at_once, observer)
                 del runs[member.sequencer]
                 yield run, end
+            yield from noted
         except BaseException as error:
             finish_all(device)  # what is saved now was computed on other streams
             for sequencer in runs:
@@ -147,6 +147,32 @@ def learn(
             folders = [run.folder for run in runs.values()] or [asked[-1].folder]
             where = folders[0] if len(folders) == 1 else folders[0].parent
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
+
+
+def _stack_up(one: Asked, other: Asked) -> bool:
+    return (one.company, one.family) == (other.company, other.family)
+
+
+def _taken(
+    run: Asked,
+    locks: ExitStack,
+    stored: bool,
+    noted: list[tuple[Asked, Result | RunError]],
+    observer: Observer,
+) -> bool:
+    """Whether the run is this process's to learn; what else there is to say of it is noted.
+
+    stored: whether a result, which another process has written meanwhile, is to be read.
+    """
+    try:
+        locks.enter_context(_alone(run.folder))
+    except RunError as error:
+        noted.append((run, error))
+        return False
+    if stored and (run.folder / RESULT).exists():
+        noted.append((run, _stored_or_error(run, observer)))
+        return False
+    return True
 
 
 def _bound(

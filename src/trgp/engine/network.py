@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from ..benchmarks import Task
 from ..draws import seed_of
+from ..kernels import own_kernels
 from ..methods.base import BENT, GATE, Params
 
 
@@ -49,7 +50,7 @@ class Network:
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
         chosen = {"head": head} if self.separate_heads else {}
-        with self._gated(params) as own:
+        with self._gated(params) as own, own_kernels(self.device):
             logits: Tensor = functional_call(self.module, own, (x,), chosen)
         return logits
 
@@ -59,7 +60,7 @@ class Network:
             return self(params, x, 0).unsqueeze(0)
         if not hasattr(self.module, "features"):
             return torch.stack([self(params, x, t) for t in range(self.heads)])
-        with self._gated(params) as own:
+        with self._gated(params) as own, own_kernels(self.device):
             inside = {f"network.{name}": tensor for name, tensor in own.items()}
             logits: Tensor = functional_call(self._all, inside, (x,))
         return logits

@@ -69,7 +69,8 @@ def carry_out(
 ) -> Generator[Ended]:
     """Run what is left, so many cells at a time; command: what is written down for each.
 
-    On a GPU they learn together in this process, else each has one of its own.
+    On a GPU they learn together in this process, those of a benchmark after those of another,
+    because what libraries are used goes by the network's size; else each has one of its own.
     """
     device = resolve(place.device)
     if device.type == "cuda":
@@ -83,10 +84,10 @@ def carry_out(
 
 
 def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
-    """So many cells of a benchmark at a time, all seeds of a configuration in one if they fit.
+    """Cells that may be stacked on each other: all seeds of a configuration, if they fit.
 
-    Made from all cells, also the finished: runs that were stacked on each other must be so again
-    when they go on. Of one benchmark, because what libraries are used goes by the network's size.
+    Made from all cells of a benchmark, also the finished: runs that were stacked on each other must
+    be so again when they go on.
     """
     same: dict[Path, list[Cell]] = {}
     for cell in cells:
@@ -95,8 +96,7 @@ def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
     for group in same.values():
         for k in range(0, len(group), width):
             part = group[k : k + width]
-            other = found[-1] and found[-1][0].config.benchmark != part[0].config.benchmark
-            if other or len(found[-1]) + len(part) > width:
+            if len(found[-1]) + len(part) > width:
                 found.append([])
             found[-1] += part
     return [company for company in found if company]
@@ -107,16 +107,22 @@ def _in_company(
 ) -> Generator[Ended]:
     left = set(plan.left)
     runnable = [cell for cell in plan.cells if cell not in plan.lacking]
-    for company in companies(runnable, width):
-        waiting = {cell.folder(place.out): cell for cell in company if cell in left}
-        if not waiting:
-            continue
-        asked = []
-        for cell in company:
-            config, load = named(cell.config, place.data_root)
-            asked.append(Asked(config, cell.seed, load, cell.folder(place.out), command(cell)))
+    benchmarks = dict.fromkeys(cell.config.benchmark for cell in plan.left)
+    for benchmark in benchmarks:
+        own = [cell for cell in runnable if cell.config.benchmark == benchmark]
+        asked, waiting = [], {}
+        for number, company in enumerate(companies(own, width)):
+            if not left.isdisjoint(company):
+                for cell in company:
+                    config, load = named(cell.config, place.data_root)
+                    folder = cell.folder(place.out)
+                    asked.append(Asked(config, cell.seed, load, folder, command(cell), number))
+                    if cell in left:
+                        waiting[folder] = cell
         try:
-            learning = learn(asked, device, captured=True, observer=nobody, forgiving=True)
+            learning = learn(
+                asked, device, captured=True, observer=nobody, forgiving=True, most=width
+            )
             with closing(learning) as ends:
                 for run, end in ends:
                     if run.folder in waiting:
@@ -125,7 +131,7 @@ def _in_company(
                             yield Ended(cell, None, str(end))
                         else:
                             yield Ended(cell, end)
-        except Exception as error:  # whatever it is, the next company may do better
+        except Exception as error:  # whatever it is, the next benchmark may do better
             for cell in waiting.values():
                 yield Ended(cell, None, f"{type(error).__name__}: {error}")
 

@@ -10,8 +10,10 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
+from ..core.vmapped import is_batchedtensor
 from ..tree import State
 from .loss import cross_entropy
 
@@ -172,7 +174,11 @@ class Method:
 
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     """A plain step along all gradients that are no factors."""
-    moved = {
-        name: params[name] - lr * grad for name, grad in grads.items() if isinstance(grad, Tensor)
-    }
-    return {**params, **moved}
+    along = {name: grad for name, grad in grads.items() if isinstance(grad, Tensor)}
+    if not along or any(map(is_batchedtensor, along.values())):  # vmap has no rule for the others
+        return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
+    # All in two operations: of the many small tensors that norm layers have, each takes one.
+    rate = lr.to(next(iter(along.values())).dtype) if isinstance(lr, Tensor) else lr
+    steps = torch._foreach_mul(list(along.values()), rate)
+    moved = torch._foreach_sub([params[name] for name in along], steps)
+    return {**params, **dict(zip(along, moved, strict=True))}

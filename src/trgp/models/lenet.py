@@ -2,22 +2,33 @@
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..options import check_count
 from .gates import HEADS, Gate
 
+SIZE, ALPHA, BETA, K = 4, 0.001 / 9, 0.75, 1  # of the local response norm
 
-class ResponseNorm(nn.Module):
-    """Local response norm over four channels, as nn.LocalResponseNorm(4, 0.001 / 9, 0.75, 1).
+
+def response_norm(x: Tensor) -> Tensor:
+    """Local response norm over four channels, as F.local_response_norm(x, SIZE, ALPHA, BETA, K).
 
     That one pools in three dimensions, whose gradient on a GPU differs from run to run; here the
-    channels are one of two.
+    channels are one of two. As torch's functions, this one can be overridden.
     """
+    if has_torch_function_unary(x):
+        found: Tensor = handle_torch_function(response_norm, (x,), x)
+        return found
+    squares = F.pad(x.square().flatten(2).unsqueeze(1), (0, 0, SIZE // 2, (SIZE - 1) // 2))
+    mean = F.avg_pool2d(squares, (SIZE, 1), stride=1).view_as(x)
+    return x / (K + ALPHA * mean) ** BETA
+
+
+class ResponseNorm(nn.Module):
+    """The response norm as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        squares = F.pad(x.square().flatten(2).unsqueeze(1), (0, 0, 2, 1))
-        mean = F.avg_pool2d(squares, (4, 1), stride=1).view_as(x)
-        return x / (1 + 0.001 / 9 * mean) ** 0.75
+        return response_norm(x)
 
 
 class LeNet(nn.Module):

@@ -1,0 +1,290 @@
+"""BatchNorm by the statistics of the batch at hand: two kernels forward, two backward.
+
+Maps that lie channels last are rows of C numbers each, as samples of C features are. Over the rows
+
+    xhat = (x - mean) rstd, rstd = 1 / sqrt(var + eps), var with 1/n
+    y = weight xhat + bias
+    dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat))
+    dweight = sum(dy xhat), dbias = sum(dy)
+
+The first kernel of a pass sums a part of the rows in every program; in the second, every program
+adds up the parts of its own channels. There are no atomic sums: the same input comes to the same
+bits every time.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 256  # about two for every processor of a large GPU
+TILE = (64, 32)  # rows and channels that a program of a second kernel has at once
+NARROW = 16  # channels of a program of a first kernel: twice the programs for as many parts
+PARTS = 128  # at most: every program of a second kernel reads all of them
+
+
+def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last."""
+    y: Tensor = _normalised(x, weight, bias, eps)[0]
+    return y
+
+
+@torch.library.custom_op("trgp::batch_norm", mutates_args=())
+def _normalised(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y of x (N, C) or (N, C, H, W), and the mean and rstd of every channel."""
+    x, weight, bias = _in_rows(x), _dense(weight), _dense(bias)
+    c = x.shape[1]
+    rows = x.numel() // c
+    parts, tall = _parts(rows, c)
+    sums = x.new_empty(parts, 2, c)
+    y, mean, rstd = _outputs(x)
+    with torch.cuda.device_of(x):
+        _sums[parts, triton.cdiv(c, NARROW)](x, sums, rows, c, parts, tall, NARROW)
+        _normalise[_grid(rows, c)](x, weight, bias, sums, y, mean, rstd, rows, eps, c, parts, *TILE)
+    return y, mean, rstd
+
+
+@_normalised.register_fake
+def _(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(x)
+
+
+@torch.library.custom_op("trgp::batch_norm_backward", mutates_args=())
+def _gradients(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias."""
+    dy, x, weight = _in_rows(dy), _in_rows(x), _dense(weight)
+    c = x.shape[1]
+    rows = x.numel() // c
+    parts, tall = _parts(rows, c)
+    sums = x.new_empty(parts, 2, c)
+    dx, dweight, dbias = _outputs(x)
+    with torch.cuda.device_of(x):
+        _gradient_sums[parts, triton.cdiv(c, NARROW)](
+            dy, x, mean, rstd, sums, rows, c, parts, tall, NARROW
+        )
+        _input_gradient[_grid(rows, c)](
+            dy, x, weight, mean, rstd, sums, dx, dweight, dbias, rows, c, parts, *TILE
+        )
+    return dx, dweight, dbias
+
+
+@_gradients.register_fake
+def _(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(x)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, ctx.biased = inputs[0], inputs[1], inputs[2] is not None
+    _, mean, rstd = output
+    ctx.save_for_backward(x, weight, mean, rstd)
+    # Or zeros would be written as their gradients.
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    dx, dweight, dbias = _gradients(dy, x, weight, mean, rstd)
+    return dx, None if weight is None else dweight, dbias if ctx.biased else None, None
+
+
+_normalised.register_autograd(_backward, setup_context=_remember)
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=_layout(x))
+
+
+def _dense(vector: Tensor | None) -> Tensor | None:
+    return None if vector is None else vector.contiguous()
+
+
+def _outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for rows like those of x, and twice for a number a channel."""
+    c = x.shape[1]
+    return torch.empty_like(x, memory_format=_layout(x)), x.new_empty(c), x.new_empty(c)
+
+
+def _parts(rows: int, c: int) -> tuple[int, int]:
+    """Into how many parts the rows are cut, a power of two, and how many are read at once."""
+    most = max(1, min(PARTS, 2 * PROGRAMS // triton.cdiv(c, NARROW), rows // 64))
+    parts = 1 << (most.bit_length() - 1)
+    return parts, 256 if rows >= 512 * parts else 64
+
+
+def _grid(rows: int, c: int) -> tuple[int, int]:
+    """Of a second kernel: where there are more tiles than programs, these take them in turn."""
+    tall, wide = TILE
+    across = triton.cdiv(c, wide)
+    return min(triton.cdiv(rows, tall), triton.cdiv(PROGRAMS, across)), across
+
+
+@triton.jit
+def _read(
+    x: tl.tensor,
+    r: tl.tensor,
+    c: tl.tensor,
+    rows: tl.tensor,
+    other: tl.tensor,
+    C: tl.constexpr,
+) -> tl.tensor:
+    inside = (r < rows)[:, None] & (c < C)[None, :]
+    return tl.load(x + r[:, None] * C + c[None, :], mask=inside, other=other)
+
+
+@triton.jit
+def _sums(
+    x: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    """Of d and d^2, where d = x - x[0] is near enough to the mean to keep the variance."""
+    part = tl.program_id(0)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    first = tl.load(x + c, mask=c < C, other=0.0)[None, :]
+    one = tl.zeros((ROWS, CHANNELS), tl.float32)
+    two = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for start in range(part * ROWS, rows, PARTS * ROWS):
+        d = _read(x, start + tl.arange(0, ROWS), c, rows, first, C) - first
+        one += d
+        two += d * d
+    tl.store(sums + part * 2 * C + c, tl.sum(one, 0), mask=c < C)
+    tl.store(sums + part * 2 * C + C + c, tl.sum(two, 0), mask=c < C)
+
+
+@triton.jit
+def _normalise(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    sums: tl.tensor,
+    y: tl.tensor,
+    means: tl.tensor,
+    rstds: tl.tensor,
+    rows: tl.tensor,
+    EPS: tl.constexpr,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    known = c < C
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    value = _read(x, r, c, rows, 0.0, C)  # on its way while the parts are summed
+    at = sums + tl.arange(0, PARTS)[:, None] * (2 * C) + c[None, :]
+    one = tl.sum(tl.load(at, mask=known[None, :], other=0.0), 0) / rows
+    two = tl.sum(tl.load(at + C, mask=known[None, :], other=0.0), 0) / rows
+    mean = tl.load(x + c, mask=known, other=0.0) + one
+    # What is no number stays so: a run that diverges is to be seen doing it.
+    variance = tl.maximum(two - one * one, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    rstd = tl.rsqrt(variance + EPS)
+    if tl.program_id(0) == 0:
+        tl.store(means + c, mean, mask=known)
+        tl.store(rstds + c, rstd, mask=known)
+    scale = rstd
+    if weight is not None:
+        scale = rstd * tl.load(weight + c, mask=known, other=0.0)
+    shift = tl.zeros((CHANNELS,), tl.float32)
+    if bias is not None:
+        shift = tl.load(bias + c, mask=known, other=0.0)
+    step = tl.num_programs(0) * ROWS
+    for start in range(tl.program_id(0) * ROWS, rows, step):
+        r = start + tl.arange(0, ROWS)
+        found = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+        value = _read(x, r + step, c, rows, 0.0, C)
+        inside = (r < rows)[:, None] & known[None, :]
+        tl.store(y + r[:, None] * C + c[None, :], found, mask=inside)
+
+
+@triton.jit
+def _gradient_sums(
+    dy: tl.tensor,
+    x: tl.tensor,
+    means: tl.tensor,
+    rstds: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    """Of dy and dy xhat."""
+    part = tl.program_id(0)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    mean = tl.load(means + c, mask=c < C, other=0.0)
+    rstd = tl.load(rstds + c, mask=c < C, other=0.0)
+    one = tl.zeros((ROWS, CHANNELS), tl.float32)
+    two = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for start in range(part * ROWS, rows, PARTS * ROWS):
+        r = start + tl.arange(0, ROWS)
+        g = _read(dy, r, c, rows, 0.0, C)
+        one += g
+        two += g * (_read(x, r, c, rows, 0.0, C) - mean[None, :])
+    tl.store(sums + part * 2 * C + c, tl.sum(one, 0), mask=c < C)
+    tl.store(sums + part * 2 * C + C + c, tl.sum(two, 0) * rstd, mask=c < C)
+
+
+@triton.jit
+def _input_gradient(
+    dy: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    means: tl.tensor,
+    rstds: tl.tensor,
+    sums: tl.tensor,
+    dx: tl.tensor,
+    dweight: tl.tensor,
+    dbias: tl.tensor,
+    rows: tl.tensor,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    known = c < C
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    g = _read(dy, r, c, rows, 0.0, C)  # on their way while the parts are summed
+    value = _read(x, r, c, rows, 0.0, C)
+    at = sums + tl.arange(0, PARTS)[:, None] * (2 * C) + c[None, :]
+    one = tl.sum(tl.load(at, mask=known[None, :], other=0.0), 0)
+    two = tl.sum(tl.load(at + C, mask=known[None, :], other=0.0), 0)
+    if tl.program_id(0) == 0:
+        tl.store(dbias + c, one, mask=known)
+        tl.store(dweight + c, two, mask=known)
+    mean = tl.load(means + c, mask=known, other=0.0)
+    rstd = tl.load(rstds + c, mask=known, other=0.0)
+    scale = rstd
+    if weight is not None:
+        scale = rstd * tl.load(weight + c, mask=known, other=0.0)
+    level = one / rows
+    slope = rstd * two / rows
+    step = tl.num_programs(0) * ROWS
+    for start in range(tl.program_id(0) * ROWS, rows, step):
+        r = start + tl.arange(0, ROWS)
+        along = (value - mean[None, :]) * slope[None, :]
+        found = (g - level[None, :] - along) * scale[None, :]
+        g = _read(dy, r + step, c, rows, 0.0, C)
+        value = _read(x, r + step, c, rows, 0.0, C)
+        inside = (r < rows)[:, None] & known[None, :]
+        tl.store(dx + r[:, None] * C + c[None, :], found, mask=inside)

@@ -1,0 +1,317 @@
+"""Convolutions of small maps as one product each, y = R' w', with R never written down.
+
+Maps lie channels last: a patch is then a few runs of neighbouring numbers. With M = N OH OW places
+and K = KH KW C inputs of a kernel, the three products are
+
+    y (M x O)  = R' (M x K) w' (K x O)
+    dw (O x K) = dy' (O x M) R' (M x K), in parts of M that are summed afterwards, in order
+    dx         = the same as y, of dy under the kernel turned round
+
+Torch's own library turns maps between two layouts around every call, and has no good kernel for so
+few channels. Products are rounded as `torch.backends.cudnn.allow_tf32` says.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 528  # four for every processor of a large GPU: as many parts as keep it busy
+FEW = 16  # channels; with fewer, several taps are taken at a time
+
+
+class Tiles(NamedTuple):
+    """How a product is cut: rows and columns of the result, length of a piece of the sum."""
+
+    BM: int
+    BN: int
+    BK: int
+
+
+def convolution(
+    x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """F.conv2d(x, weight, None, stride, padding), its result channels last."""
+    packed = weight.permute(0, 2, 3, 1).contiguous()
+    y: Tensor = _convolved(x, packed, list(stride), list(padding))
+    return y
+
+
+@torch.library.custom_op("trgp::convolution", mutates_args=())
+def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """x (N, C, H, W) in any layout, w (O, KH, KW, C)."""
+    y = _output(x, w, stride, padding)
+    _, o, oh, ow = y.shape
+    _, _, kw, c = w.shape
+    rows = y.numel() // o
+    tiles = _tiles(rows, o, c)
+    with torch.cuda.device_of(x):
+        _product[_grid(rows, o, tiles)](
+            x, w, y, rows, *x.stride(),
+            c, *x.shape[2:], oh, ow, o, w[0].numel(), kw, *stride, *padding,
+            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return y
+
+
+def _output(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    (n, _, *sides), (o, *kernel, _) = x.shape, w.shape
+    h, v = (
+        (side + 2 * p - k) // s + 1
+        for side, k, s, p in zip(sides, kernel, stride, padding, strict=True)
+    )
+    return _maps(n, o, h, v, x)
+
+
+_convolved.register_fake(_output)
+
+
+@torch.library.custom_op("trgp::convolution_dx", mutates_args=())
+def _input_gradient(
+    dy: Tensor, w: Tensor, sides: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    """Of maps with these sides."""
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    turned = w.permute(3, 1, 2, 0).contiguous()
+    dx = _input_like(dy, w, sides, stride, padding)
+    c, _, kw, o = turned.shape
+    rows = dx.numel() // c
+    tiles = _tiles(rows, c, o)
+    with torch.cuda.device_of(dy):
+        _turned_product[_grid(rows, c, tiles)](
+            dy, turned, dx, rows,
+            c, *sides, *dy.shape[2:], o, turned[0].numel(), kw, *stride, *padding,
+            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return dx
+
+
+@_input_gradient.register_fake
+def _input_like(
+    dy: Tensor, w: Tensor, sides: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    h, v = sides
+    return _maps(dy.shape[0], w.shape[3], h, v, dy)
+
+
+@torch.library.custom_op("trgp::convolution_dw", mutates_args=())
+def _weight_gradient(
+    x: Tensor, dy: Tensor, kernel: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    """(O, KH, KW, C)."""
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    dw = _weight_like(x, dy, kernel, stride, padding)
+    _, o, oh, ow = dy.shape
+    c, k = x.shape[1], dw[0].numel()
+    rows = dy.numel() // o
+    # Of 32 rows: larger ones want their numbers in another order, and bring them one by one.
+    tiles = Tiles(min(32, _near(o)), _near(k if c < FEW else c), 32)
+    across = (k, tiles.BN) if c < FEW else (c, tiles.BN)
+    columns = triton.cdiv(*across) * (1 if c < FEW else kernel[0] * kernel[1])
+    blocks = triton.cdiv(o, tiles.BM)
+    pieces = triton.cdiv(rows, tiles.BK)
+    # Parts of at least four pieces: a part costs as much to write as some to compute.
+    each = max(4, triton.cdiv(pieces * blocks * columns, PROGRAMS))
+    count = triton.cdiv(pieces, each)
+    parts = dw if count == 1 else dw.new_empty(count, *dw.shape)
+    with torch.cuda.device_of(dy):
+        _weight_product[(columns, blocks, count)](
+            x, dy, parts, rows, each, *x.stride(),
+            c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride, *padding,
+            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+        )  # fmt: skip
+        if count > 1:
+            block = 64
+            grid = (triton.cdiv(dw.numel(), block),)
+            _sum_of_parts[grid](parts, dw, dw.numel(), count, block, 32)
+    return dw
+
+
+@_weight_gradient.register_fake
+def _weight_like(
+    x: Tensor, dy: Tensor, kernel: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    return dy.new_empty(dy.shape[1], *kernel, x.shape[1])
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, ctx.stride, ctx.padding = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    x, w = ctx.saved_tensors
+    where = ctx.stride, ctx.padding
+    dx = _input_gradient(dy, w, list(x.shape[2:]), *where) if ctx.needs_input_grad[0] else None
+    dw = _weight_gradient(x, dy, list(w.shape[1:3]), *where) if ctx.needs_input_grad[1] else None
+    return dx, dw, None, None
+
+
+_convolved.register_autograd(_backward, setup_context=_remember)
+
+
+def _maps(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
+    """Memory for maps, channels last."""
+    return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _tiles(rows: int, columns: int, channels: int) -> Tiles:
+    """Of a product with the patches of so many channels: smaller, if some processors had none."""
+    wide = _near(columns)
+    while wide > 16 and triton.cdiv(rows, 64) * triton.cdiv(columns, wide) < PROGRAMS // 4:
+        wide //= 2
+    return Tiles(64, wide, 32 if channels < FEW else _near(channels, most=32))
+
+
+def _near(size: int, most: int = 64) -> int:
+    """What of a tile's sides fits a size."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _grid(rows: int, columns: int, tiles: Tiles) -> tuple[int, int]:
+    return triton.cdiv(rows, tiles.BM), triton.cdiv(columns, tiles.BN)
+
+
+def _rounding() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+@triton.jit
+def _column(
+    i: tl.tensor, C: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, BK: tl.constexpr
+) -> tl.tensor:
+    """Of the i-th BK columns of R': row and column of the tap, channel, place among K, which exist.
+
+    Columns of one tap at a time, whose place on the map is then a matter of the row alone; where
+    there are few channels, whatever comes next.
+    """
+    if C < 16:
+        k = (i * BK + tl.arange(0, BK))[None, :]
+        tap = k // C
+        c = k % C
+        there = k < K
+    else:
+        blocks: tl.constexpr = (C + BK - 1) // BK
+        tap = i // blocks
+        c = ((i % blocks) * BK + tl.arange(0, BK))[None, :]
+        k = tap * C + c
+        there = c < C
+    return tap // KW, tap % KW, c, k, there
+
+
+@triton.jit
+def _patches(
+    x, m, down, right, c, there, rows, SN, SC, SH, SW,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+):  # fmt: skip
+    """The rows m (., 1) of R' at some columns, gathered from the maps."""
+    place = m % (OH * OW)
+    top = (place // OW) * STRIDE_H - PAD_H
+    left = (place % OW) * STRIDE_W - PAD_W
+    inside = m < rows
+    if PAD_H + PAD_W:
+        h = top + down
+        w = left + right
+        inside = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    start = (m // (OH * OW)) * SN + top * SH + left * SW
+    along = down * SH + right * SW + c * SC
+    return tl.load(x + start + along, mask=inside & there, other=0.0)
+
+
+@triton.jit
+def _product(
+    x, w, y, rows, SN, SC, SH, SW,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    COUNT: tl.constexpr = (K + BK - 1) // BK if C < 16 else K // C * ((C + BK - 1) // BK)
+    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
+    o = (tl.program_id(1) * BN + tl.arange(0, BN))[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for i in range(COUNT):
+        down, right, c, k, there = _column(i, C, K, KW, BK)
+        a = _patches(
+            x, m, down, right, c, there, rows, SN, SC, SH, SW, H, W, OH, OW,
+            STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+        )  # fmt: skip
+        b = tl.load(w + o * K + k, mask=(o < OC) & there, other=0.0)
+        total = tl.dot(a, b.T, total, input_precision=ROUNDING)
+    o = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
+    tl.store(y + m * OC + o, total, mask=(m < rows) & (o < OC))
+
+
+@triton.jit
+def _turned_product(
+    dy, w, dx, rows,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Of every place, the outputs that see it: K = KH KW O of them, w is (C, KH, KW, O)."""
+    COUNT: tl.constexpr = (K + BK - 1) // BK if OC < 16 else K // OC * ((OC + BK - 1) // BK)
+    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
+    c = (tl.program_id(1) * BN + tl.arange(0, BN))[:, None]
+    place = m % (H * W)
+    bottom = place // W + PAD_H
+    side = place % W + PAD_W
+    image = (m // (H * W)) * (OH * OW * OC)
+    total = tl.zeros((BM, BN), tl.float32)
+    for i in range(COUNT):
+        down, right, o, k, there = _column(i, OC, K, KW, BK)
+        h = bottom - down
+        v = side - right
+        inside = (m < rows) & (h >= 0) & (v >= 0)
+        if STRIDE_H > 1:
+            inside = inside & (h % STRIDE_H == 0)
+            h = h // STRIDE_H
+        if STRIDE_W > 1:
+            inside = inside & (v % STRIDE_W == 0)
+            v = v // STRIDE_W
+        inside = inside & (h < OH) & (v < OW)
+        a = tl.load(dy + image + (h * OW + v) * OC + o, mask=inside & there, other=0.0)
+        b = tl.load(w + c * K + k, mask=(c < C) & there, other=0.0)
+        total = tl.dot(a, b.T, total, input_precision=ROUNDING)
+    c = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
+    tl.store(dx + m * C + c, total, mask=(m < rows) & (c < C))
+
+
+@triton.jit
+def _weight_product(
+    x, dy, parts, rows, each, SN, SC, SH, SW,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """One part of the sum over the places: `each` pieces of BK."""
+    down, right, c, k, there = _column(tl.program_id(0), C, K, KW, BN)
+    o = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    total = tl.zeros((BM, BN), tl.float32)
+    for piece in range(part * each, part * each + each):
+        m = (piece * BK + tl.arange(0, BK))[:, None]
+        a = _patches(
+            x, m, down, right, c, there, rows, SN, SC, SH, SW, H, W, OH, OW,
+            STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+        )  # fmt: skip
+        g = tl.load(dy + m * OC + o[None, :], mask=(m < rows) & (o < OC)[None, :], other=0.0)
+        total = tl.dot(g.T, a, total, input_precision=ROUNDING)
+    kept = (o < OC)[:, None] & there
+    tl.store(parts + part * (OC * K) + o[:, None] * K + k, total, mask=kept)
+
+
+@triton.jit
+def _sum_of_parts(parts, whole, count, number, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, number, ROWS):
+        p = start + tl.arange(0, ROWS)
+        inside = (p < number)[:, None] & (i < count)[None, :]
+        total += tl.sum(tl.load(parts + p[:, None] * count + i[None, :], mask=inside, other=0.0), 0)
+    tl.store(whole + i, total, mask=i < count)

@@ -1,0 +1,122 @@
+"""Networks as they are written, computed by the kernels of this package where these fit."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.overrides import TorchFunctionMode
+
+from ..models import lenet
+from .batch_norm import batch_norm
+from .convolution import convolution
+from .max_pool import max_pool2d
+from .response_norm import response_norm
+
+MOST = (1 << 31) - (1 << 16)  # numbers in a tensor: places, also a block's last, fit in 32 bits
+
+
+class OwnKernels(TorchFunctionMode):
+    """While this is open, calls of torch's functions that a kernel fits go to it.
+
+    The others, also those of other types, precisions and dimensions, are torch's as ever.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        own = _OWN.get(func)
+        found = own(*args, **kwargs) if own else None
+        return func(*args, **kwargs) if found is None else found
+
+
+def _convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if isinstance(padding, str) or _pair(dilation) != (1, 1) or groups != 1:
+        return None
+    if input.dim() != 4 or not _fit(input, weight):
+        return None
+    y = convolution(input, weight, _pair(stride), _pair(padding))
+    return y if bias is None else y + bias[:, None, None]
+
+
+def _normalise(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    kept = [tensor for tensor in (weight, bias) if tensor is not None]
+    if not training or running_mean is not None or input.dim() not in (2, 4):
+        return None
+    # Torch refuses a single value a channel, and says so better.
+    if input.numel() <= input.shape[1] or not _fit(input, *kept):
+        return None
+    return batch_norm(input, weight, bias, eps)
+
+
+def _pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    kernel = _pair(kernel_size)
+    if ceil_mode or return_indices or _pair(dilation) != (1, 1) or kernel[0] * kernel[1] > 127:
+        return None
+    if input.dim() != 4 or not _fit(input):
+        return None
+    return max_pool2d(input, kernel, _pair(stride) if stride else kernel, _pair(padding))
+
+
+def _respond(input: Tensor) -> Tensor | None:
+    if input.dim() != 4 or not _fit(input):
+        return None
+    return response_norm(input, lenet.SIZE, lenet.ALPHA, lenet.BETA, lenet.K)
+
+
+_OWN: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+    torch.conv2d: _convolve,
+    F.batch_norm: _normalise,
+    F.max_pool2d: _pool,
+    lenet.response_norm: _respond,
+}
+
+
+def _fit(*tensors: Tensor) -> bool:
+    """Whether they are what the kernels take."""
+    return not torch.is_autocast_enabled("cuda") and all(
+        tensor.dtype == torch.float32
+        and 0 < tensor.numel() < MOST
+        and not is_functorch_wrapped_tensor(tensor)
+        for tensor in tensors
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """As torch's functions take it: one number for both sides, or two."""
+    if isinstance(value, int):
+        return value, value
+    both = tuple(value)
+    return (both[0], both[0]) if len(both) == 1 else (both[0], both[1])

@@ -1,0 +1,138 @@
+"""BatchNorm's kernels: torch's numbers, by rows that lie as they should, in one node of a graph."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from trgp.kernels.batch_norm import batch_norm
+
+EPS = 1e-5
+SHAPES = [(2, 1), (63, 3), (1000, 20), (63, 65), (2, 1, 1, 1), (3, 20, 4, 5), (9, 65, 3, 1)]
+
+
+def given(shape: tuple[int, ...], device: str, affine: str = "wb") -> list[Tensor | None]:
+    """x, and those of weight and bias that are asked for by their letters."""
+    x = (torch.randn(shape) * 3 + 2).to(device).requires_grad_()
+    vectors = [torch.randn(shape[1]).to(device).requires_grad_() for _ in "wb"]
+    return [x, *(v if name in affine else None for name, v in zip("wb", vectors, strict=True))]
+
+
+def own(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return batch_norm(x, weight, bias, EPS)
+
+
+def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return F.batch_norm(x, None, None, weight, bias, True, eps=EPS)
+
+
+def passes(
+    function: Callable[..., Tensor], inputs: list[Tensor | None], dy: Tensor
+) -> list[Tensor]:
+    """The output, and the gradient of every input."""
+    y = function(*inputs)
+    return [y, *torch.autograd.grad(y, [each for each in inputs if each is not None], dy)]
+
+
+def exact(inputs: list[Tensor | None], dy: Tensor) -> list[Tensor]:
+    """Torch's in double precision; on a CPU, as on a GPU it refuses a bias without a weight."""
+    doubles = [None if t is None else t.detach().cpu().double().requires_grad_() for t in inputs]
+    return [found.to(dy.device) for found in passes(reference, doubles, dy.cpu().double())]
+
+
+@pytest.mark.parametrize("affine", ["wb", "w", "b", ""])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_output_and_gradients_are_torchs(shape: tuple[int, ...], affine: str, device: str) -> None:
+    inputs = given(shape, device, affine)
+    dy = torch.randn(shape, device=device)
+    for found, wanted in zip(passes(own, inputs, dy), exact(inputs, dy), strict=True):
+        assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp(min=1)
+
+
+def test_vectors_may_lie_scattered(device: str) -> None:
+    x, weight, bias = given((20, 3), device)
+    weight, bias = (torch.stack([v, -v], 1).detach()[:, 0].requires_grad_() for v in (weight, bias))
+    dy = torch.randn(20, 3, device=device)
+    inputs = [x, weight, bias]
+    for found, wanted in zip(passes(own, inputs, dy), exact(inputs, dy), strict=True):
+        assert (found - wanted).abs().max() < 1e-5
+
+
+def test_a_large_mean_takes_nothing_from_the_variance(device: str) -> None:
+    """As E[x^2] - E[x]^2 it would be lost: single precision has seven digits."""
+    x = (torch.randn(500, 3) + 1e3).to(device)
+    variance = batch_norm(x, None, None, EPS).double().var(0, correction=0)
+    torch.testing.assert_close(variance, torch.ones_like(variance), rtol=1e-3, atol=0)
+
+
+def test_a_constant_channel_is_its_bias(device: str) -> None:
+    x, weight, bias = given((70, 3), device)
+    x = torch.full_like(x, 0.1).requires_grad_()
+    y, *gradients = passes(own, [x, weight, bias], torch.randn(70, 3, device=device))
+    assert torch.equal(y, bias.expand_as(y))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+@pytest.mark.parametrize("row", [0, 69])
+def test_what_is_no_number_spoils_its_own_channel(row: int, special: float, device: str) -> None:
+    x, weight, bias = given((70, 3), device)
+    x = x.detach()
+    x[row, 1] = special
+    spoilt = batch_norm(x, weight, bias, EPS).isnan()
+    assert spoilt[:, 1].all()
+    assert not spoilt[:, ::2].any()
+
+
+@pytest.mark.parametrize("shape", [(300, 20), (5, 20, 7, 7)], ids=str)
+def test_every_call_comes_to_the_same_bits(shape: tuple[int, ...], device: str) -> None:
+    inputs = given(shape, device)
+    dy = torch.randn(shape, device=device)
+    first, second = (passes(own, inputs, dy) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_maps_come_out_channels_last(layout: torch.memory_format, device: str) -> None:
+    """However they and their gradients come in."""
+    inputs = given((4, 3, 5, 6), device)
+    for dy_layout in (torch.channels_last, torch.contiguous_format):
+        dy = torch.randn(4, 3, 5, 6, device=device).contiguous(memory_format=dy_layout)
+        inputs[0] = inputs[0].detach().contiguous(memory_format=layout).requires_grad_()
+        y, dx, *_ = passes(own, inputs, dy)
+        assert y.stride() == dx.stride() == (90, 1, 18, 3)
+        wanted = exact(inputs, dy)
+        assert (y - wanted[0]).abs().max() < 1e-5
+        assert (dx - wanted[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5, 6)], ids=str)
+def test_a_graph_has_one_node_for_each_pass(shape: tuple[int, ...], device: str) -> None:
+    inputs = given(shape, device)
+    dy = torch.randn(shape, device=device)
+    traced = make_fx(lambda *own_inputs: passes(own, list(own_inputs), dy))(*inputs)
+    called = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert [name for name in called if "getitem" not in name and "detach" not in name] == [
+        "trgp.batch_norm.default",
+        "trgp.batch_norm_backward.default",
+    ]
+    for again, now in zip(traced(*inputs), passes(own, inputs, dy), strict=True):
+        assert torch.equal(again, now)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5, 6)], ids=str)
+def test_torch_knows_what_the_operations_return(shape: tuple[int, ...], device: str) -> None:
+    """Shapes and strides before they are computed, for a compiler."""
+    x, weight, bias = given(shape, device)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    forward, backward = torch.ops.trgp.batch_norm, torch.ops.trgp.batch_norm_backward
+    torch.library.opcheck(forward, (x, weight, bias, EPS), test_utils=checks)
+    plain = x.detach()
+    _, mean, rstd = forward(plain, weight, None, EPS)
+    torch.library.opcheck(backward, (plain, plain, None, mean, rstd), test_utils=checks)

@@ -1,0 +1,109 @@
+"""A network as it is written comes to our kernels where they fit, and to torch's where not."""
+
+import pytest
+import torch
+from test_convolution import called_in
+from torch import Tensor, nn
+
+pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
+
+from trgp.kernels import own_kernels
+from trgp.kernels.mode import OwnKernels
+
+OWN = {"trgp.convolution.default", "trgp.batch_norm.default", "trgp.max_pool2d.default"}
+
+
+def block(**changes: object) -> nn.Sequential:
+    """What the papers' networks are made of."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, **changes.get("conv", {})),  # type: ignore[arg-type]
+        nn.BatchNorm2d(16, track_running_stats=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2, **changes.get("pool", {})),  # type: ignore[arg-type]
+    )
+
+
+def images(device: str) -> Tensor:
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def own_operations(network: nn.Module, x: Tensor) -> set[str]:
+    def work() -> None:
+        with OwnKernels():
+            network(x)
+
+    return {name for name in called_in(work) if name.startswith("trgp.")}
+
+
+def test_values_and_gradients_are_the_networks(device: str) -> None:
+    # Without a bias, whose gradient before a norm is nothing but rounding.
+    network, x = block(conv={"bias": False}).to(device), images(device)
+    with OwnKernels():
+        own = network(x)
+    torch.testing.assert_close(own, network(x), rtol=1e-3, atol=1e-3)
+    found = torch.autograd.grad(own.square().sum(), list(network.parameters()))
+    wanted = torch.autograd.grad(network(x).square().sum(), list(network.parameters()))
+    for one, other in zip(found, wanted, strict=True):
+        scale = float(other.abs().max()) + 1e-3
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * scale)
+
+
+def test_what_fits_is_taken(device: str) -> None:
+    assert own_operations(block().to(device), images(device)) == OWN
+
+
+@pytest.mark.parametrize(
+    ("network", "left"),
+    [
+        (block(conv={"dilation": 2}), "convolution"),
+        (block(conv={"padding": "same"}), "convolution"),
+        (block(pool={"ceil_mode": True}), "max_pool2d"),
+        (block(pool={"dilation": 2}), "max_pool2d"),
+        (nn.Sequential(*block()[:1], nn.BatchNorm2d(16), *block()[2:]), "batch_norm"),
+    ],
+    ids=["dilated", "padded by a word", "ceiled", "dilated pool", "running statistics"],
+)
+def test_what_does_not_fit_is_torchs(network: nn.Module, left: str, device: str) -> None:
+    assert own_operations(network.to(device), images(device)) == OWN - {f"trgp.{left}.default"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_numbers_are_torchs(dtype: torch.dtype, device: str) -> None:
+    assert not own_operations(block().to(device, dtype), images(device).to(dtype))
+
+
+def test_grouped_convolutions_and_other_dimensions_are_torchs(device: str) -> None:
+    grouped = nn.Conv2d(4, 4, 3, groups=2).to(device)
+    assert not own_operations(grouped, torch.randn(2, 4, 8, 8, device=device))
+    assert not own_operations(nn.Conv1d(3, 4, 3).to(device), torch.randn(2, 3, 8, device=device))
+    assert not own_operations(nn.Conv2d(3, 4, 3).to(device), torch.randn(3, 8, 8, device=device))
+
+
+def test_a_bias_is_added(device: str) -> None:
+    layer, x = nn.Conv2d(3, 16, 3, padding=1, stride=2).to(device), images(device)
+    with OwnKernels():
+        own = layer(x)
+    torch.testing.assert_close(own, layer(x), rtol=1e-3, atol=1e-3)
+
+
+def test_runs_under_vmap_are_torchs(device: str) -> None:
+    layer, x = nn.Conv2d(3, 4, 3).to(device), images(device)
+
+    def under_vmap(weight: Tensor) -> Tensor:
+        with OwnKernels():
+            return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+    found = torch.vmap(under_vmap)(torch.stack([layer.weight.detach()] * 2))
+    torch.testing.assert_close(found[1], layer(x), rtol=1e-3, atol=1e-3)
+
+
+def test_on_a_cpu_a_network_is_torchs() -> None:
+    with own_kernels(torch.device("cpu")):
+        assert torch.overrides._get_current_function_mode() is None
+
+
+def test_a_single_value_a_channel_is_refused_by_torch(device: str) -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=False).to(device)
+    with OwnKernels(), pytest.raises(ValueError, match="more than 1 value"):
+        norm(torch.randn(1, 4, device=device))
