@@ -84,10 +84,14 @@ class CapturedTask:
         batches, _ = first.rows()
         begins = "first" in method.needs and first.number == 0
         method.train_mode(self.task)
-        for cut, count in Counter(batches).items():
-            self._step.zero_()  # wherever the last epoch left it, there may be no row
-            self._replay.prepare((cut, begins), partial(self._body, works[0], cut, begins), count)
         self._load(works)
+        for cut, count in Counter(batches).items():
+            if (cut, begins) not in self._replay:
+                # At a batch of its own: another's samples may not be there in this part.
+                self._step.fill_(batches.index(cut))
+                body = partial(self._body, works[0], cut, begins)
+                self._replay.prepare((cut, begins), body, count)
+                self._load(works)  # once more: a capture has changed it
         first.settle(method)
         for k, cut in enumerate(batches):
             if k and k % CHUNK == 0:

@@ -9,6 +9,9 @@ and K = KH KW C inputs of a kernel, the three products are
 
 Torch's own library turns maps between two layouts around every call, and has no good kernel for so
 few channels. Products are rounded as `torch.backends.cudnn.allow_tf32` says.
+
+Paddings are no constants to the compiler: where it knows that places are small numbers it computes
+two at a time in sixteen bits each, and ptxas 12.8 was seen to lose a term of such a pair.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 528  # four for every processor of a large GPU: as many parts as keep it busy
-FEW = 16  # channels; with fewer, several taps are taken at a time
 
 
 class Tiles(NamedTuple):
@@ -46,12 +48,12 @@ def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> T
     _, o, oh, ow = y.shape
     _, _, kw, c = w.shape
     rows = y.numel() // o
-    tiles = _tiles(rows, o, c)
+    tiles = _tiles(rows, o)
     with torch.cuda.device_of(x):
         _product[_grid(rows, o, tiles)](
             x, w, y, rows, *x.stride(),
-            c, *x.shape[2:], oh, ow, o, w[0].numel(), kw, *stride, *padding,
-            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+            *padding, c, *x.shape[2:], oh, ow, o, w[0].numel(), kw, *stride,
+            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
     return y
 
@@ -78,11 +80,11 @@ def _input_gradient(
     dx = _input_like(dy, w, sides, stride, padding)
     c, _, kw, o = turned.shape
     rows = dx.numel() // c
-    tiles = _tiles(rows, c, o)
+    tiles = _tiles(rows, c)
     with torch.cuda.device_of(dy):
         _turned_product[_grid(rows, c, tiles)](
             dy, turned, dx, rows,
-            c, *sides, *dy.shape[2:], o, turned[0].numel(), kw, *stride, *padding,
+            *padding, c, *sides, *dy.shape[2:], o, turned[0].numel(), kw, *stride,
             **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
     return dx
@@ -107,20 +109,18 @@ def _weight_gradient(
     c, k = x.shape[1], dw[0].numel()
     rows = dy.numel() // o
     # Of 32 rows: larger ones want their numbers in another order, and bring them one by one.
-    tiles = Tiles(min(32, _near(o)), _near(k if c < FEW else c), 32)
-    across = (k, tiles.BN) if c < FEW else (c, tiles.BN)
-    columns = triton.cdiv(*across) * (1 if c < FEW else kernel[0] * kernel[1])
-    blocks = triton.cdiv(o, tiles.BM)
+    tiles = Tiles(min(32, _near(o)), _near(k), 32)
+    blocks, columns = _grid(o, k, tiles)
     pieces = triton.cdiv(rows, tiles.BK)
     # Parts of at least four pieces: a part costs as much to write as some to compute.
     each = max(4, triton.cdiv(pieces * blocks * columns, PROGRAMS))
     count = triton.cdiv(pieces, each)
     parts = dw if count == 1 else dw.new_empty(count, *dw.shape)
     with torch.cuda.device_of(dy):
-        _weight_product[(columns, blocks, count)](
+        _weight_product[(blocks, columns, count)](
             x, dy, parts, rows, each, *x.stride(),
-            c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride, *padding,
-            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+            *padding, c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride,
+            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
         if count > 1:
             block = 64
@@ -157,17 +157,17 @@ def _maps(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
     return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
 
 
-def _tiles(rows: int, columns: int, channels: int) -> Tiles:
-    """Of a product with the patches of so many channels: smaller, if some processors had none."""
+def _tiles(rows: int, columns: int) -> Tiles:
+    """Of a product with patches: narrower, if some processors had none."""
     wide = _near(columns)
     while wide > 16 and triton.cdiv(rows, 64) * triton.cdiv(columns, wide) < PROGRAMS // 4:
         wide //= 2
-    return Tiles(64, wide, 32 if channels < FEW else _near(channels, most=32))
+    return Tiles(64, wide, 32)
 
 
-def _near(size: int, most: int = 64) -> int:
-    """What of a tile's sides fits a size."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+def _near(size: int) -> int:
+    """The side of a tile that fits a size."""
+    return min(64, max(16, triton.next_power_of_2(size)))
 
 
 def _grid(rows: int, columns: int, tiles: Tiles) -> tuple[int, int]:
@@ -178,95 +178,53 @@ def _rounding() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-@triton.jit
-def _column(
-    i: tl.tensor, C: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, BK: tl.constexpr
-) -> tl.tensor:
-    """Of the i-th BK columns of R': row and column of the tap, channel, place among K, which exist.
-
-    Columns of one tap at a time, whose place on the map is then a matter of the row alone; where
-    there are few channels, whatever comes next.
-    """
-    if C < 16:
-        k = (i * BK + tl.arange(0, BK))[None, :]
-        tap = k // C
-        c = k % C
-        there = k < K
-    else:
-        blocks: tl.constexpr = (C + BK - 1) // BK
-        tap = i // blocks
-        c = ((i % blocks) * BK + tl.arange(0, BK))[None, :]
-        k = tap * C + c
-        there = c < C
-    return tap // KW, tap % KW, c, k, there
-
-
-@triton.jit
-def _patches(
-    x, m, down, right, c, there, rows, SN, SC, SH, SW,
-    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-):  # fmt: skip
-    """The rows m (., 1) of R' at some columns, gathered from the maps."""
-    place = m % (OH * OW)
-    top = (place // OW) * STRIDE_H - PAD_H
-    left = (place % OW) * STRIDE_W - PAD_W
-    inside = m < rows
-    if PAD_H + PAD_W:
-        h = top + down
-        w = left + right
-        inside = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    start = (m // (OH * OW)) * SN + top * SH + left * SW
-    along = down * SH + right * SW + c * SC
-    return tl.load(x + start + along, mask=inside & there, other=0.0)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _product(
-    x, w, y, rows, SN, SC, SH, SW,
+    x, w, y, rows, SN, SC, SH, SW, pad_h, pad_w,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PADDED: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    COUNT: tl.constexpr = (K + BK - 1) // BK if C < 16 else K // C * ((C + BK - 1) // BK)
-    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
-    o = (tl.program_id(1) * BN + tl.arange(0, BN))[:, None]
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), tl.float32)
-    for i in range(COUNT):
-        down, right, c, k, there = _column(i, C, K, KW, BK)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
         a = _patches(
-            x, m, down, right, c, there, rows, SN, SC, SH, SW, H, W, OH, OW,
-            STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+            x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
+            C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
         )  # fmt: skip
-        b = tl.load(w + o * K + k, mask=(o < OC) & there, other=0.0)
+        there = (o < OC)[:, None] & (k < K)[None, :]
+        b = tl.load(w + o[:, None] * K + k[None, :], mask=there, other=0.0)
         total = tl.dot(a, b.T, total, input_precision=ROUNDING)
-    o = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
-    tl.store(y + m * OC + o, total, mask=(m < rows) & (o < OC))
+    kept = (m < rows)[:, None] & (o < OC)[None, :]
+    tl.store(y + m[:, None] * OC + o[None, :], total, mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _turned_product(
-    dy, w, dx, rows,
+    dy, w, dx, rows, pad_h, pad_w,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """Of every place, the outputs that see it: K = KH KW O of them, w is (C, KH, KW, O)."""
-    COUNT: tl.constexpr = (K + BK - 1) // BK if OC < 16 else K // OC * ((OC + BK - 1) // BK)
-    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
-    c = (tl.program_id(1) * BN + tl.arange(0, BN))[:, None]
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BN + tl.arange(0, BN)
     place = m % (H * W)
-    bottom = place // W + PAD_H
-    side = place % W + PAD_W
+    bottom = place // W + pad_h
+    side = place % W + pad_w
     image = (m // (H * W)) * (OH * OW * OC)
     total = tl.zeros((BM, BN), tl.float32)
-    for i in range(COUNT):
-        down, right, o, k, there = _column(i, OC, K, KW, BK)
-        h = bottom - down
-        v = side - right
-        inside = (m < rows) & (h >= 0) & (v >= 0)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        tap = k // OC
+        h = bottom[:, None] - (tap // KW)[None, :]
+        v = side[:, None] - (tap % KW)[None, :]
+        inside = (m < rows)[:, None] & (k < K)[None, :] & (h >= 0) & (v >= 0)
         if STRIDE_H > 1:
             inside = inside & (h % STRIDE_H == 0)
             h = h // STRIDE_H
@@ -274,36 +232,64 @@ def _turned_product(
             inside = inside & (v % STRIDE_W == 0)
             v = v // STRIDE_W
         inside = inside & (h < OH) & (v < OW)
-        a = tl.load(dy + image + (h * OW + v) * OC + o, mask=inside & there, other=0.0)
-        b = tl.load(w + c * K + k, mask=(c < C) & there, other=0.0)
+        at = image[:, None] + (h * OW + v) * OC + (k % OC)[None, :]
+        a = tl.load(dy + at, mask=inside, other=0.0)
+        there = (c < C)[:, None] & (k < K)[None, :]
+        b = tl.load(w + c[:, None] * K + k[None, :], mask=there, other=0.0)
         total = tl.dot(a, b.T, total, input_precision=ROUNDING)
-    c = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
-    tl.store(dx + m * C + c, total, mask=(m < rows) & (c < C))
+    kept = (m < rows)[:, None] & (c < C)[None, :]
+    tl.store(dx + m[:, None] * C + c[None, :], total, mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _weight_product(
-    x, dy, parts, rows, each, SN, SC, SH, SW,
+    x, dy, parts, rows, each, SN, SC, SH, SW, pad_h, pad_w,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PADDED: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """One part of the sum over the places: `each` pieces of BK."""
-    down, right, c, k, there = _column(tl.program_id(0), C, K, KW, BN)
-    o = tl.program_id(1) * BM + tl.arange(0, BM)
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.program_id(1) * BN + tl.arange(0, BN)
     part = tl.program_id(2)
     total = tl.zeros((BM, BN), tl.float32)
     for piece in range(part * each, part * each + each):
-        m = (piece * BK + tl.arange(0, BK))[:, None]
+        m = piece * BK + tl.arange(0, BK)
         a = _patches(
-            x, m, down, right, c, there, rows, SN, SC, SH, SW, H, W, OH, OW,
-            STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+            x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
+            C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
         )  # fmt: skip
-        g = tl.load(dy + m * OC + o[None, :], mask=(m < rows) & (o < OC)[None, :], other=0.0)
+        there = (m < rows)[:, None] & (o < OC)[None, :]
+        g = tl.load(dy + m[:, None] * OC + o[None, :], mask=there, other=0.0)
         total = tl.dot(g.T, a, total, input_precision=ROUNDING)
-    kept = (o < OC)[:, None] & there
-    tl.store(parts + part * (OC * K) + o[:, None] * K + k, total, mask=kept)
+    kept = (o < OC)[:, None] & (k < K)[None, :]
+    tl.store(parts + part * (OC * K) + o[:, None] * K + k[None, :], total, mask=kept)
+
+
+@triton.jit
+def _patches(
+    x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    K: tl.constexpr, KW: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """The rows m and columns k of R', gathered from the maps."""
+    place = m % (OH * OW)
+    top = (place // OW) * STRIDE_H - pad_h
+    left = (place % OW) * STRIDE_W - pad_w
+    tap = k // C
+    down = tap // KW
+    right = tap % KW
+    inside = (m < rows)[:, None] & (k < K)[None, :]
+    if PADDED:
+        h = top[:, None] + down[None, :]
+        w = left[:, None] + right[None, :]
+        inside = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    start = (m // (OH * OW)) * SN + top * SH + left * SW
+    along = down * SH + right * SW + (k % C) * SC
+    return tl.load(x + start[:, None] + along[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
