@@ -1,11 +1,12 @@
 """Small runs that learn together, on the CPU by the very code that a GPU replays."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 from helpers import mlp
 from small_runs import CLASSES, Make, Samples
@@ -20,8 +21,10 @@ from trgp.engine.events import Observer, nobody
 from trgp.engine.given import TENSORS, tensors
 from trgp.engine.learning import Asked, learn
 from trgp.engine.network import Network
+from trgp.engine.replay import Replay
 from trgp.engine.sequence import Sequencer
 from trgp.engine.stream import Stream
+from trgp.engine.tape import Body
 from trgp.engine.train import Trained, Work, train_epoch
 from trgp.methods import Method
 from trgp.models import MLP
@@ -81,6 +84,17 @@ def network_for(method: str) -> Make:
 
 def in_float64(make: Make) -> Make:
     return lambda: make().double()
+
+
+def capture_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a body of work be done once when it is captured, before its turn has come."""
+
+    def prepare(self: Replay, kind: Hashable, body: Body, coming: int) -> None:
+        if kind not in self:
+            body()
+            self._graphs[kind] = body
+
+    monkeypatch.setattr(Replay, "prepare", prepare)
 
 
 # ---- whole runs ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Runs that learn at the same time do not disturb each other, whatever becomes of one of them."""
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from companies import (
     WAYS,
     Tasks,
     asked_for,
+    capture_as_on_a_gpu,
     company,
     digests,
     each_alone,
@@ -50,6 +52,20 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def images() -> Tasks:
     return some_tasks(2, 4, 4, 4)
+
+
+def test_a_capture_reads_samples_of_its_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of tasks with other numbers of samples come mixed, and in any order."""
+    tasks = [each for n in (40, 17, 64) for each in some_tasks(1, samples=n)]
+    eager, captured_ones = (
+        company(tasks, "multitask", tmp_path / str(captured), with_heads, [1], captured=captured)
+        for captured in (False, True)
+    )
+    capture_as_on_a_gpu(monkeypatch)
+    as_on_a_gpu = company(tasks, "multitask", tmp_path / "gpu", with_heads, [1])
+    assert digests(eager) == digests(captured_ones) == digests(as_on_a_gpu)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -388,3 +404,66 @@ def test_the_gradient_that_selects_is_never_rounded(tmp_path: Path) -> None:
         ctx = Context(network, 0, 0, Tensors(x, y), network.initial_params(), {}, 8, 0, 1)
         trusted.append(ctx.gradients(method, ctx.samples(20, "selection")))
     assert all(trusted[0][name].equal(trusted[1][name]) for name in trusted[0])
+
+
+# ---- more runs than there is room for --------------------------------------------------------
+
+
+def test_a_run_begins_when_another_has_ended(tmp_path: Path) -> None:
+    """At most two at a time, in their order, and each comes to the bits that it comes to alone."""
+    some, seeds = images(), range(5)
+    going: set[int] = set()
+    most, begun = 0, []
+
+    def watch(event: Event) -> None:
+        nonlocal most
+        if isinstance(event, RunStarted):
+            going.add(event.seed)
+            begun.append(event.seed)
+            most = max(most, len(going))
+        elif isinstance(event, RunFinished):
+            going.remove(event.seed)
+
+    asked = asked_for(some, "gpm", tmp_path / "queued", Conv, seeds)
+    with closing(learning.learn(asked, CPU, True, watch, most=2)) as found:
+        queued = {run.seed: end for run, end in found}
+    assert begun == list(seeds)
+    assert most == 2
+    assert digests(queued) == digests(each_alone(some, "gpm", tmp_path / "alone", Conv, seeds))
+
+
+def test_stacks_are_made_of_one_company_and_wait_for_room(tmp_path: Path) -> None:
+    """As many runs as there may be, not as many stacks; each stack as if it were alone."""
+    some = some_tasks(2)
+    expected = {}
+    queued = []
+    for number, seeds in enumerate(((0, 1, 2), (3, 4), (5, 6))):
+        asked = asked_for(some, "gpm", tmp_path / "queued", one_head, seeds)
+        queued += [replace(run, company=number) for run in asked]
+        expected |= company(some, "gpm", tmp_path / f"{number}", one_head, seeds)
+    at_once = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            at_once.append(event.seed)
+        elif isinstance(event, RunFinished):
+            at_once.remove(event.seed)
+        assert len(at_once) <= 4
+
+    with closing(learning.learn(queued, CPU, True, watch, most=4)) as found:
+        ended = {run.seed: end for run, end in found}
+    assert digests(ended) == digests(expected)
+
+
+def test_what_another_process_has_finished_meanwhile_is_read(tmp_path: Path) -> None:
+    some = images()
+    asked = asked_for(some, "finetune", tmp_path, Conv, (0, 1))
+
+    def finish_the_other(event: Event) -> None:
+        if isinstance(event, RunFinished) and event.seed == 0 and not event.stored:
+            with closing(learning.learn(asked[1:], CPU, True, lambda _: None)) as found:
+                assert all(isinstance(end, Result) for _, end in found)
+
+    with closing(learning.learn(asked, CPU, True, finish_the_other, most=1)) as found:
+        ended = {run.seed: end for run, end in found}
+    assert digests(ended) == digests(each_alone(some, "finetune", tmp_path / "a", Conv, (0, 1)))

@@ -1,11 +1,13 @@
 """EWC: the optimum between a new task and springs on old weights, and their Fisher matrix."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
+from companies import capture_as_on_a_gpu
 from helpers import assert_close
 from method_parts import (
     ConvHeads,
@@ -20,7 +22,7 @@ from method_parts import (
     some_samples,
     weights_of,
 )
-from small_runs import Make, WatchedFinetune, run, some_tasks, watched
+from small_runs import Conv, Make, WatchedFinetune, run, some_tasks, watched
 from torch import Tensor, nn
 
 from trgp.engine.errors import InputError
@@ -291,3 +293,20 @@ def test_it_stores_two_numbers_a_weight(tmp_path: Path) -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(options))} must be"):
         run(some_tasks(1), "ewc", tmp_path, **options)
+
+
+@pytest.mark.parametrize("samples", [60, 61, 67])
+def test_a_fisher_matrix_of_convolutions_is_the_same_captured(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where capturing does the work once, as on a GPU; the last batch has its own."""
+    method, params = bound(EWC(), lambda: Conv().double())
+    ctx = context(method, params, some_samples(samples, 4, 4, 4))
+    plain = method.fisher(ctx)
+    taped = method.fisher(replace(ctx, captured=True))
+    capture_as_on_a_gpu(monkeypatch)
+    on_a_gpu = method.fisher(replace(ctx, captured=True))
+    assert any(bool(fisher.any()) for fisher in plain.values())
+    for key, fisher in plain.items():
+        assert torch.equal(taped[key], fisher)
+        assert torch.equal(on_a_gpu[key], fisher)

@@ -1,7 +1,11 @@
 """What a method is given before and after a task."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
 
 from ..data import Tensors
 from ..draws import order
@@ -10,6 +14,7 @@ from ..tree import State
 from .batches import Part, epoch_batches
 from .gradients import loss_and_gradients
 from .network import Network
+from .replay import Replay
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Context:
     seed: int
     tasks: int
     """Of the whole run."""
+    captured: bool = False
+    """Whether what comes often is captured once and then replayed."""
 
     def samples(self, count: int, purpose: str) -> Batch:
         """So many random train samples of the task (all, if it has fewer)."""
@@ -37,6 +44,37 @@ class Context:
         """All train samples of the task once, in a random order."""
         part = Part(self.task, self.head, self.train)
         return epoch_batches([part], size, self.seed, purpose, self.task)
+
+    def add_up(
+        self,
+        totals: Mapping[str, Tensor],
+        of: Callable[[Batch], Mapping[str, Tensor]],
+        size: int,
+        purpose: str,
+    ) -> None:
+        """Add to totals, by name, what is computed of every batch of the task's train samples.
+
+        `of` reads the batch and tensors that stay as they are, and nothing else.
+        """
+        replay = Replay(self.network.device)
+        held: dict[torch.Size, Batch] = {}
+
+        def add(batch: Batch) -> None:
+            found = of(batch)
+            torch._foreach_add_([totals[name] for name in found], list(found.values()))
+
+        for batch in self.batches(size, purpose):
+            if not self.captured:
+                add(batch)
+                continue
+            shape = batch.x.shape
+            if shape not in held:
+                held[shape] = batch._replace(x=batch.x.clone(), y=batch.y.clone())
+                before = [total.clone() for total in totals.values()]
+                replay.prepare(shape, partial(add, held[shape]), len(self.train) // size)
+                torch._foreach_copy_(list(totals.values()), before)  # as before the capture
+            torch._foreach_copy_([held[shape].x, held[shape].y], [batch.x, batch.y])
+            replay(shape)
 
     def gradients(self, method: Method, batch: Batch) -> Grads:
         """Of the loss at ctx.params, without dropout and in full precision."""

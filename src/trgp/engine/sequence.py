@@ -47,6 +47,7 @@ class Sequencer:
         self._seed = seed
         self._checkpoints = checkpoints
         self._observer = observer
+        self._captured = captured
         self._evaluation = Evaluation(method.network, captured)
         self.company = 1  # runs that take turns on the device: it is this one's for a share of time
         self.position: Position | None = None  # the end, once that is reached
@@ -225,6 +226,7 @@ class Sequencer:
             self._training.batch,
             self._seed,
             len(self._stages),
+            self._captured,
         )
 
     def _schedule(self) -> Schedule:

@@ -5,6 +5,7 @@ later tasks pay lambda/2 sum F (w - w*)^2 for moving it from where it was, w*.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -91,14 +92,12 @@ class EWC(Method):
     def fisher(self, ctx: "Context") -> dict[str, Tensor]:
         """The diagonal over the task's train samples, in the network's own labels."""
         sums = {n: torch.zeros_like(ctx.params[n]) for n in sorted(ctx.network.trainable)}
-        for stack in stacks(ctx, self.fisher_batch, "fisher", self.together):
-            if len(stack.y) > 1:
-                squares = {n: g.square().sum(0) for n, g in mean_gradients(ctx, stack).items()}
-            else:
-                alone = ctx.gradients(plain(ctx), stack._replace(x=stack.x[0], y=stack.y[0]))
-                squares = {n: g.square() for n, g in alone.items() if isinstance(g, Tensor)}
-            for name, square in squares.items():
-                sums[name] += stack.y.shape[1] * square
+        if self.together == 1:
+            ctx.add_up(sums, partial(squared_gradients, ctx), self.fisher_batch, "fisher")
+        else:
+            for stack in stacks(ctx, self.fisher_batch, "fisher", self.together):
+                for name, g in mean_gradients(ctx, stack).items():
+                    sums[name] += stack.y.shape[1] * g.square().sum(0)
         return {name: total / len(ctx.train) for name, total in sums.items()}
 
     @property
@@ -107,6 +106,12 @@ class EWC(Method):
         if any(isinstance(module, _ConvNd) for module in self.network.module.modules()):
             return 1  # convolutions with as many kernels as batches are slower than one by one
         return GRADIENTS // sum(p.numel() for p in self.network.module.parameters())
+
+
+def squared_gradients(ctx: "Context", batch: Batch) -> dict[str, Tensor]:
+    """By parameter the square of the gradient of a batch's mean loss, times its samples."""
+    grads = ctx.gradients(plain(ctx), batch)
+    return {n: len(batch.y) * g.square() for n, g in grads.items() if isinstance(g, Tensor)}
 
 
 def mean_gradients(ctx: "Context", stack: Batch) -> dict[str, Tensor]:
