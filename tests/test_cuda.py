@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import trgp
 from trgp import GPM, TRGP
+from trgp.core.decompositions import cholesky, eigh, qr
 from trgp.engine import captured
 from trgp.engine.errors import Interrupted
 from trgp.engine.events import EpochFinished, Event, RunStarted
@@ -212,6 +213,25 @@ def bits(results: Results) -> dict[int, tuple[Any, ...]]:
     }
 
 
+@pytest.mark.parametrize("size", [64, 125, 576])
+def test_decompositions_come_to_the_same_bits_on_every_stream(size: int) -> None:
+    """Which bases are made of; runs have streams of their own."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    A = torch.randn(1, size, 2 * size, dtype=torch.float64, device="cuda", generator=draw)
+
+    def found() -> list[Tensor]:
+        return [*eigh(A @ A.mT), *qr(A.mT), cholesky(A @ A.mT)]
+
+    expected = found()
+    for _ in range(5):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            again = found()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, again, expected))
+
+
 @pytest.mark.parametrize("track", [False, True])
 @pytest.mark.parametrize("method", ["trgp", "hat"])
 def test_runs_on_streams_end_with_the_bits_they_have_alone(
@@ -343,8 +363,15 @@ def test_a_hundred_captured_steps_are_the_eager_ones(
 
 
 @pytest.mark.parametrize("method", ["finetune", "gpm", "trgp"])
-def test_compiled_steps_are_the_captured_ones_but_for_rounding(method: str, tmp_path: Path) -> None:
-    """Dropout draws the same; all tasks and runs share two graphs, and repeat to the bit."""
+def test_compiled_steps_are_the_captured_ones_but_for_rounding(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout draws the same; all tasks and runs share two graphs, and repeat to the bit.
+
+    With convolutions in full precision: inputs whose last digit differs may be rounded to other
+    numbers of TF32, 1e-3 apart, which within 30 steps moves the loss as far.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     found = {
         (engine, name): on_alexnet(method, tmp_path / engine / name, engine=engine, seeds=2)
         for engine, name in (("captured", "a"), ("compiled", "a"), ("compiled", "b"))

@@ -25,6 +25,7 @@ from torch import nn
 from trgp.benchmarks import from_tensors
 from trgp.engine.batches import Part, epoch_batches
 from trgp.engine.network import Network
+from trgp.methods.base import sgd
 
 SEED = 1
 
@@ -69,6 +70,17 @@ def test_fine_tuning_is_torchs_own_sgd(name: str, tmp_path: Path) -> None:
         for key, tensor in expected.state_dict().items():
             torch.testing.assert_close(end.params[key], tensor, rtol=1e-6, atol=1e-6, msg=key)
     assert ends[-1].state == {}
+
+
+def test_a_rate_in_a_tensor_has_the_digits_of_what_it_moves() -> None:
+    """Whichever precision comes first: captured steps read it from the device."""
+    params = {str(t): torch.randn(50).to(t) for t in (torch.float32, torch.float64)}
+    grads = {name: torch.randn_like(p) for name, p in params.items()}
+    by_number = sgd(params, grads, 0.05)
+    by_tensor = sgd(params, grads, torch.tensor(0.05, dtype=torch.float64))
+    for name, expected in by_number.items():
+        assert by_tensor[name].dtype == expected.dtype
+        assert by_tensor[name].equal(expected)
 
 
 @pytest.mark.parametrize("kind", [WatchedGPM, WatchedTRGP])

@@ -345,6 +345,14 @@ def test_what_fashion_mnist_trusts(tmp_path: Path) -> None:
     ]
 
 
+def test_how_often_the_latest_tasks_are_trusted(tmp_path: Path) -> None:
+    """Tasks with no more old ones than may be trusted had no choice."""
+    chosen = [{}, {"a": [0]}, {"a": [1, 0]}, {"a": [1, 2], "b": [0, 2]}, {"a": [3, 2], "b": [3]}]
+    store(tmp_path, [70.0], tasks=5, selected=chosen, config={"top_k": 2})
+    (row,) = made(tmp_path, "latest").splitlines()[2:]
+    assert row == "| split-cifar100 | paper | 1 | 2 | 4 | 50 % | 25 % | 25 % |"
+
+
 def test_ablations_that_the_paper_does_not_print_are_not_run(tmp_path: Path) -> None:
     store(tmp_path, [74.1, 74.5], config={"epsilon": 0.5, "top_k": 2, "scope": "layer"})
     store(tmp_path, [74.0, 74.2], changed={"top_k": 3})

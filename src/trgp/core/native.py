@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .decompositions import cholesky, cholesky_solve
 from .subspace import columns_of
 from .vmapped import is_batchedtensor, runs_first
 
@@ -234,7 +235,7 @@ def _solved(A: Tensor, D: Tensor, dtype: torch.dtype) -> Tensor:
     """
     ridge = max(1e-3 * torch.finfo(dtype).eps, 1e-14) * A.diagonal().sum()
     shifted = A + (ridge + torch.finfo(A.dtype).tiny) * _one(len(A), A)
-    return torch.cholesky_solve(D, torch.linalg.cholesky(shifted))
+    return cholesky_solve(D, cholesky(shifted))
 
 
 def costs(b: int, K: int, g: int, o: int, n: int, m: int) -> dict[Form, int]:

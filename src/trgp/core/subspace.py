@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .decompositions import eigh, qr
 from .precision import full_precision
 
 TaskId = int | str
@@ -149,7 +150,7 @@ def complement(M: Tensor, ranks: Tensor) -> Tensor:
     Past a group's rank its columns of M are zero, and a complete QR fills them with directions
     orthogonal to the others: these and the rest are the complement.
     """
-    Q: Tensor = torch.linalg.qr(M.double(), mode="complete").Q
+    Q, _ = qr(M.double(), mode="complete")
     beyond = torch.arange(M.shape[1], device=M.device) >= ranks[:, None]
     return (Q * beyond[:, None, :])[:, :, int(ranks.min()) :].to(M.dtype)
 
@@ -180,7 +181,7 @@ def _spectrum(A: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     AM = A @ M
     rest = A - AM @ M.mT
     rest = rest - M @ (M.mT @ rest)
-    values, vectors = torch.linalg.eigh((rest + rest.mT) / 2)
+    values, vectors = eigh((rest + rest.mT) / 2)
     return _largest_eigenvalue(A), (M * AM).sum(1), values.flip(1), vectors.flip(2)
 
 
@@ -193,12 +194,12 @@ def _spectrum_of_few(A: Tensor, M: Tensor, columns: int) -> tuple[Tensor, Tensor
     draws = torch.Generator(A.device).manual_seed(0)
     shape = (A.shape[1], max(1, columns))
     probe = torch.randn(shape, generator=draws, device=A.device, dtype=A.dtype)
-    span = torch.linalg.qr(A @ probe).Q
-    values, vectors = torch.linalg.eigh(span.mT @ (A @ span))
+    span, _ = qr(A @ probe)
+    values, vectors = eigh(span.mT @ (A @ span))
     F = span @ (vectors * values.clamp_min(0).sqrt().unsqueeze(1))
     inside = M.mT @ F
     rest = F - M @ inside
-    left, vectors = torch.linalg.eigh(rest.mT @ rest)
+    left, vectors = eigh(rest.mT @ rest)
     lengths = left.clamp_min(torch.finfo(A.dtype).tiny).sqrt()
     directions = (rest @ vectors) / lengths.unsqueeze(1)
     return values[:, -1], inside.square().sum(2), left.flip(1), directions.flip(2)
@@ -221,5 +222,5 @@ def _orthonormal(vectors: Tensor, M: Tensor, counts: Tensor) -> Tensor:
     valid = torch.arange(vectors.shape[2], device=M.device) < counts[:, None]
     vectors = vectors * valid[:, None, :]
     for _ in range(2):  # once leaves what cancellation left of weak directions; twice is enough
-        vectors = torch.linalg.qr(vectors - M @ (M.mT @ vectors)).Q
+        vectors, _ = qr(vectors - M @ (M.mT @ vectors))
     return vectors * valid[:, None, :]

@@ -115,7 +115,10 @@ def learn(
 
         def begin(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
             own = [each for each in group if _taken(each.run, locks, not aside, noted, observer)]
-            sequencers = [_sequencer(each, engine, observer) for each in own]
+            # The stream knows what was loaded before it was made, but not what is made now, such as
+            # the samples of all tasks in one.
+            with stream.turn():
+                sequencers = [_sequencer(each, engine, observer) for each in own]
             runs.update((s, each.run) for s, each in zip(sequencers, own, strict=True))
             if group[0].width == 1 or not own:
                 return Member(sequencers[0], captured, stream, compiled) if own else None

@@ -175,10 +175,13 @@ class Method:
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     """A plain step along all gradients that are no factors."""
     along = {name: grad for name, grad in grads.items() if isinstance(grad, Tensor)}
-    if not along or any(map(is_batchedtensor, along.values())):  # vmap has no rule for the others
+    kinds = {grad.dtype for grad in along.values()}
+    # A rate for all of them has the digits of one kind: HAT's embeddings are of another than the
+    # weights of a network in float64. And vmap has no rule for what follows.
+    if len(kinds) != 1 or any(map(is_batchedtensor, along.values())):
         return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
     # All in two operations: of the many small tensors that norm layers have, each takes one.
-    rate = lr.to(next(iter(along.values())).dtype) if isinstance(lr, Tensor) else lr
+    rate = lr.to(*kinds) if isinstance(lr, Tensor) else lr
     steps = torch._foreach_mul(list(along.values()), rate)
     moved = torch._foreach_sub([params[name] for name in along], steps)
     return {**params, **dict(zip(along, moved, strict=True))}

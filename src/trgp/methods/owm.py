@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.capture import observing
+from ..core.decompositions import cholesky, qr
 from ..core.layers import Layer, Site
 from ..options import check_number
 from ..tree import State, level, put, tensors
@@ -109,8 +110,8 @@ def narrowed(P: Tensor, S: Tensor) -> Tensor:
     One after another they come to the same, (P^-1 + S S')^-1, in any order.
     """
     if S.shape[2] > S.shape[1]:
-        S = torch.linalg.qr(S.mT, mode="r").R.mT  # fewer columns with the same S S'
+        S = qr(S.mT, mode="r")[1].mT  # fewer columns with the same S S'
     K = P @ S
     inner = S.mT @ K + torch.eye(S.shape[2], dtype=P.dtype, device=P.device)
-    half: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), K.mT, upper=False)
+    half: Tensor = torch.linalg.solve_triangular(cholesky(inner), K.mT, upper=False)
     return P - half.mT @ half

@@ -1,0 +1,55 @@
+"""Decompositions of matrices, on a GPU always by the same stream.
+
+Torch gives its products a work space for every stream. The library that it calls for decompositions
+there, cuSOLVER, sees to its own, and the stream that it is first used on is not served as the others
+are: the same matrix comes to other last digits. Runs have streams of their own, and would end with
+bits that go by which stream they were given, and by who came first in the process.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of symmetric matrices (..., n, n), ascending, and their vectors."""
+    values, vectors = _by_one_stream(torch.linalg.eigh, A)
+    return values, vectors
+
+
+def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """As torch.linalg.qr."""
+    Q, R = _by_one_stream(torch.linalg.qr, A, mode=mode)
+    return Q, R
+
+
+def cholesky(A: Tensor) -> Tensor:
+    """L with A = L L'."""
+    L: Tensor = _by_one_stream(torch.linalg.cholesky, A)
+    return L
+
+
+def cholesky_solve(D: Tensor, L: Tensor) -> Tensor:
+    """Y with L L' Y = D."""
+    Y: Tensor = _by_one_stream(torch.cholesky_solve, D, L)
+    return Y
+
+
+def _by_one_stream(decompose: Callable[..., Any], *matrices: Tensor, **options: Any) -> Any:
+    device = matrices[0].device
+    if device.type != "cuda":
+        return decompose(*matrices, **options)
+    own, shared = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    if own == shared:
+        return decompose(*matrices, **options)
+    shared.wait_stream(own)
+    try:
+        with torch.cuda.stream(shared):
+            found = decompose(*matrices, **options)
+    finally:  # also where it failed: until then the matrices may be read
+        own.wait_stream(shared)
+    for tensor in (found,) if isinstance(found, Tensor) else found:
+        tensor.record_stream(own)  # else the other stream may give its memory away too early
+    return found
