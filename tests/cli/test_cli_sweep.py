@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_calls import Trgp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trgp.cli import sweep_progress
 from trgp.cli.run import Running
 from trgp.cli.sweep import typed
+from trgp.engine import sweep
+from trgp.engine.config import configure
 from trgp.engine.sweep import Ended, Place
 from trgp.results.store import find, read_result
-from trgp.sweeps import SWEEPS, cells
+from trgp.sweeps import SWEEPS, Cell, cells
 
 TRGP = (sys.executable, "-m", "trgp")
 SMALL = """
@@ -342,3 +347,29 @@ def test_a_bar_where_there_is_a_terminal(here: Path) -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*\w", "", content.decode())
     assert re.search(r"[1-3]/4 cells .*1 failed 0:00:\d\d about .* left", shown)
     assert "seed 0: ACC" in shown
+
+
+def test_now_and_then_the_tasks_are_told_that_runs_in_this_process_have_learnt(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU, where all cells of a company end late."""
+    two = [Cell(configure("permuted-digits", "gpm", tasks=3, epochs=1), seed) for seed in (0, 1)]
+    place = Place("cpu", here / "runs")
+    monkeypatch.setattr("trgp.engine.sweep.resolve", lambda device: torch.device("cuda"))
+    learn = sweep.learn
+    monkeypatch.setattr(
+        sweep,
+        "learn",
+        lambda asked, device, **options: learn(asked, torch.device("cpu"), **options),
+    )
+    planned = sweep.plan(two, place)
+    for quiet, lines in ((0.0, 6), (1e9, 0)):
+        monkeypatch.setattr(sweep_progress, "QUIET", quiet)
+        told = sweep_progress.Lines(sweep_progress.Tally(planned))
+        ended = list(sweep.carry_out(planned, place, 2, str, told.hear))
+        assert all(each.result is not None for each in ended)
+        told_of = capsys.readouterr().err.splitlines()
+        assert len(told_of) == lines
+        if lines:
+            assert re.fullmatch(r"0/2 cells, 6 tasks learnt \(.*\)", told_of[-1])
+        shutil.rmtree(place.out)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..engine.errors import InputError, Interrupted, RunError
+from ..engine.events import nobody
 from ..engine.machine import resolve
 from ..engine.pool import cores
 from ..engine.run import MOST_TOGETHER, TOGETHER
@@ -126,7 +127,8 @@ def _run(planned: Plan, place: Place, jobs: int, tally: Tally, quiet: bool) -> l
     with ExitStack() as stack:
         bar = not quiet and sys.stderr.isatty()
         progress = stack.enter_context(closing(Bar(tally) if bar else Lines(tally)))
-        going = carry_out(planned, place, jobs, partial(typed, place=place))
+        observer = nobody if quiet else progress.hear
+        going = carry_out(planned, place, jobs, partial(typed, place=place), observer)
         for each in stack.enter_context(closing(going)):
             ended.append(each)
             tally.count(each)

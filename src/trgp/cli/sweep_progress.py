@@ -7,8 +7,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from ..engine.events import Event, TaskFinished
 from ..engine.sweep import Ended, Plan
 from ..results.layout import duration, points
+
+QUIET = 30.0  # seconds without a line, after which the next task that is learnt is told
 
 
 class Tally:
@@ -17,6 +20,7 @@ class Tally:
     def __init__(self, planned: Plan) -> None:
         self.finished = self._before = len(planned.finished)
         self.failed = 0
+        self.learnt = 0  # tasks, where this process sees them
         self.total = self.finished + len(planned.left)
         self._begun = time.monotonic()
 
@@ -46,15 +50,25 @@ class Lines:
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
+        self._told = tally.elapsed
 
     def tell(self, ended: Ended) -> None:
         tally = self._tally
-        print(
-            f"{tally.done}/{tally.total} {_line(ended)} ({tally.failed} failed, "
-            f"{duration(tally.elapsed)}, {tally.left})",
-            file=sys.stderr,
-            flush=True,
-        )
+        times = ", ".join(filter(None, (duration(tally.elapsed), tally.left)))
+        self._print(f"{tally.done}/{tally.total} {_line(ended)} ({tally.failed} failed, {times})")
+
+    def hear(self, event: Event) -> None:
+        """Now and then how many tasks are learnt: the first cells may all end late."""
+        tally = self._tally
+        if isinstance(event, TaskFinished):
+            tally.learnt += 1
+            if tally.elapsed - self._told >= QUIET:
+                done = f"{tally.done}/{tally.total} cells, {tally.learnt} tasks learnt"
+                self._print(f"{done} ({duration(tally.elapsed)})")
+
+    def _print(self, line: str) -> None:
+        self._told = self._tally.elapsed
+        print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -68,7 +82,7 @@ class Bar:
         self._progress = Progress(
             TextColumn("{task.completed}/{task.total} cells"),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
-            TextColumn("{task.fields[failed]} failed"),
+            TextColumn("{task.fields[learnt]}{task.fields[failed]} failed"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=Console(stderr=True),
@@ -76,13 +90,20 @@ class Bar:
             transient=True,
         )
         done, total = tally.done, tally.total
-        self._bar = self._progress.add_task("", completed=done, total=total, failed=0, left="")
+        self._bar = self._progress.add_task(
+            "", completed=done, total=total, learnt="", failed=0, left=""
+        )
         self._progress.start()
 
     def tell(self, ended: Ended) -> None:
         tally = self._tally
         self._progress.console.print(_line(ended), highlight=False, markup=False)
         self._progress.update(self._bar, completed=tally.done, failed=tally.failed, left=tally.left)
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, TaskFinished):
+            self._tally.learnt += 1
+            self._progress.update(self._bar, learnt=f"{self._tally.learnt} tasks learnt, ")
 
     def close(self) -> None:
         self._progress.stop()

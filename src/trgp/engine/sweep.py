@@ -12,7 +12,7 @@ from ..results.result import Result, Results
 from ..results.store import RESULT, Found, read_result
 from ..sweeps.grid import ONE_HEAD_ONLY, Cell, described
 from .errors import InputError, RunError
-from .events import nobody
+from .events import Observer, nobody
 from .given import named
 from .learning import Asked, learn
 from .machine import resolve
@@ -65,16 +65,21 @@ def plan(cells: Sequence[Cell], place: Place) -> Plan:
 
 
 def carry_out(
-    plan: Plan, place: Place, jobs: int, command: Callable[[Cell], str]
+    plan: Plan,
+    place: Place,
+    jobs: int,
+    command: Callable[[Cell], str],
+    observer: Observer = nobody,
 ) -> Generator[Ended]:
     """Run what is left, so many cells at a time; command: what is written down for each.
 
     On a GPU they learn together in this process, those of a benchmark after those of another,
     because what libraries are used goes by the network's size; else each has one of its own.
+    observer: told of runs in this process.
     """
     device = resolve(place.device)
     if device.type == "cuda":
-        yield from _in_company(plan, place, jobs, command, device)
+        yield from _in_company(plan, place, jobs, command, device, observer)
         return
     left = plan.left
     given = [_job(cell, place, command(cell)) for cell in left]
@@ -103,7 +108,12 @@ def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
 
 
 def _in_company(
-    plan: Plan, place: Place, width: int, command: Callable[[Cell], str], device: torch.device
+    plan: Plan,
+    place: Place,
+    width: int,
+    command: Callable[[Cell], str],
+    device: torch.device,
+    observer: Observer,
 ) -> Generator[Ended]:
     left = set(plan.left)
     runnable = [cell for cell in plan.cells if cell not in plan.lacking]
@@ -121,7 +131,7 @@ def _in_company(
                         waiting[folder] = cell
         try:
             learning = learn(
-                asked, device, captured=True, observer=nobody, forgiving=True, most=width
+                asked, device, captured=True, observer=observer, forgiving=True, most=width
             )
             with closing(learning) as ends:
                 for run, end in ends:
