@@ -55,6 +55,27 @@ def test_it_is_torchs(case: str, last: bool, device: str) -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_what_a_compiler_makes_of_odd_sizes(kernel: int, stride: int) -> None:
+    """Sizes are constants to it: one was seen to lose a term where places fit in sixteen bits."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    for side in (5, 6, 9, 11, 16, 29):
+        x = torch.randn(3, 20, side, side, generator=draw, device="cuda", requires_grad=True)
+        weight = torch.randn(
+            24, 20, kernel, kernel, generator=draw, device="cuda", requires_grad=True
+        )
+        how = (stride, stride), (kernel // 2, kernel // 2)
+        y, expected = convolution(x, weight, *how), F.conv2d(x, weight, None, *how)
+        along = torch.randn(y.shape, generator=draw, device="cuda")
+        found = y, *torch.autograd.grad(y, (x, weight), along)
+        wanted = expected, *torch.autograd.grad(expected, (x, weight), along)
+        for one, other in zip(found, wanted, strict=True):
+            scale = float(other.detach().abs().max())
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * scale)
+
+
 def test_only_what_is_asked_for_is_computed(device: str) -> None:
     """The first layer's inputs need no gradient, a frozen layer's weight neither."""
     x, weight, *how = some("few channels", device)

@@ -103,7 +103,20 @@ def test_on_a_cpu_a_network_is_torchs() -> None:
         assert torch.overrides._get_current_function_mode() is None
 
 
-def test_a_single_value_a_channel_is_refused_by_torch(device: str) -> None:
-    norm = nn.BatchNorm1d(4, track_running_stats=False).to(device)
-    with OwnKernels(), pytest.raises(ValueError, match="more than 1 value"):
-        norm(torch.randn(1, 4, device=device))
+@pytest.mark.parametrize(
+    ("layer", "shape", "told"),
+    [
+        (nn.BatchNorm1d(4, track_running_stats=False), (1, 4), "more than 1 value"),
+        (nn.BatchNorm1d(4, track_running_stats=False), (3, 5), "contain 5 elements"),
+        (nn.Conv2d(3, 4, 3), (2, 4, 8, 8), "to have 3 channels, but got 4"),
+        (nn.Conv2d(3, 4, 5), (2, 3, 4, 4), "can't be greater than actual input size"),
+        (nn.MaxPool2d(5), (2, 3, 4, 4), "Output size is too small"),
+        (nn.MaxPool2d(2, padding=2), (2, 3, 4, 4), "at most half of"),
+    ],
+    ids=["one value", "other channels", "channels", "small", "small for a pool", "padding"],
+)
+def test_what_torch_refuses_it_refuses_in_its_own_words(
+    layer: nn.Module, shape: tuple[int, ...], told: str, device: str
+) -> None:
+    with OwnKernels(), pytest.raises((RuntimeError, ValueError), match=told):
+        layer.to(device)(torch.randn(shape, device=device))

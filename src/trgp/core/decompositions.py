@@ -1,9 +1,9 @@
 """Decompositions of matrices, on a GPU always by the same stream.
 
 Torch gives its products a work space for every stream. The library that it calls for decompositions
-there, cuSOLVER, sees to its own, and the stream that it is first used on is not served as the others
-are: the same matrix comes to other last digits. Runs have streams of their own, and would end with
-bits that go by which stream they were given, and by who came first in the process.
+on a GPU, cuSOLVER, has one of its own, and bases came to other last digits on one stream, that of
+the first run in a process, than on all others. Runs have streams of their own: their bits would go
+by which they were given.
 """
 
 from collections.abc import Callable

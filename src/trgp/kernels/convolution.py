@@ -36,15 +36,15 @@ def convolution(
     x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
     """F.conv2d(x, weight, None, stride, padding), its result channels last."""
-    packed = weight.permute(0, 2, 3, 1).contiguous()
-    y: Tensor = _convolved(x, packed, list(stride), list(padding))
+    y: Tensor = _convolved(x, weight, list(stride), list(padding))
     return y
 
 
 @torch.library.custom_op("trgp::convolution", mutates_args=())
-def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """x (N, C, H, W) in any layout, w (O, KH, KW, C)."""
-    y = _output(x, w, stride, padding)
+def _convolved(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """x (N, C, H, W) and weight (O, C, KH, KW) in any layout."""
+    y = _output(x, weight, stride, padding)
+    w = weight.permute(0, 2, 3, 1).contiguous()
     _, o, oh, ow = y.shape
     _, _, kw, c = w.shape
     rows = y.numel() // o
@@ -58,8 +58,8 @@ def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> T
     return y
 
 
-def _output(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    (n, _, *sides), (o, *kernel, _) = x.shape, w.shape
+def _output(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    (n, _, *sides), (o, _, *kernel) = x.shape, weight.shape
     h, v = (
         (side + 2 * p - k) // s + 1
         for side, k, s, p in zip(sides, kernel, stride, padding, strict=True)
@@ -72,19 +72,19 @@ _convolved.register_fake(_output)
 
 @torch.library.custom_op("trgp::convolution_dx", mutates_args=())
 def _input_gradient(
-    dy: Tensor, w: Tensor, sides: list[int], stride: list[int], padding: list[int]
+    dy: Tensor, weight: Tensor, sides: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
     """Of maps with these sides."""
     dy = dy.contiguous(memory_format=torch.channels_last)
-    turned = w.permute(3, 1, 2, 0).contiguous()
-    dx = _input_like(dy, w, sides, stride, padding)
-    c, _, kw, o = turned.shape
+    w = weight.permute(1, 2, 3, 0).contiguous()
+    dx = _input_like(dy, weight, sides, stride, padding)
+    c, _, kw, o = w.shape
     rows = dx.numel() // c
     tiles = _tiles(rows, c)
     with torch.cuda.device_of(dy):
         _turned_product[_grid(rows, c, tiles)](
-            dy, turned, dx, rows,
-            *padding, c, *sides, *dy.shape[2:], o, turned[0].numel(), kw, *stride,
+            dy, w, dx, rows,
+            *padding, c, *sides, *dy.shape[2:], o, w[0].numel(), kw, *stride,
             **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
     return dx
@@ -92,17 +92,16 @@ def _input_gradient(
 
 @_input_gradient.register_fake
 def _input_like(
-    dy: Tensor, w: Tensor, sides: list[int], stride: list[int], padding: list[int]
+    dy: Tensor, weight: Tensor, sides: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
     h, v = sides
-    return _maps(dy.shape[0], w.shape[3], h, v, dy)
+    return _maps(dy.shape[0], weight.shape[1], h, v, dy)
 
 
 @torch.library.custom_op("trgp::convolution_dw", mutates_args=())
 def _weight_gradient(
     x: Tensor, dy: Tensor, kernel: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
-    """(O, KH, KW, C)."""
     dy = dy.contiguous(memory_format=torch.channels_last)
     dw = _weight_like(x, dy, kernel, stride, padding)
     _, o, oh, ow = dy.shape
@@ -115,17 +114,16 @@ def _weight_gradient(
     # Parts of at least four pieces: a part costs as much to write as some to compute.
     each = max(4, triton.cdiv(pieces * blocks * columns, PROGRAMS))
     count = triton.cdiv(pieces, each)
-    parts = dw if count == 1 else dw.new_empty(count, *dw.shape)
+    parts = dw.new_empty(count, o, k)
     with torch.cuda.device_of(dy):
         _weight_product[(blocks, columns, count)](
             x, dy, parts, rows, each, *x.stride(),
             *padding, c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride,
             **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
-        if count > 1:
-            block = 64
-            grid = (triton.cdiv(dw.numel(), block),)
-            _sum_of_parts[grid](parts, dw, dw.numel(), count, block, 32)
+        block = 64
+        grid = (triton.cdiv(dw.numel(), block),)
+        _sum_of_parts[grid](parts, dw, count, dw.numel(), c, k // c, block, 32)
     return dw
 
 
@@ -133,19 +131,21 @@ def _weight_gradient(
 def _weight_like(
     x: Tensor, dy: Tensor, kernel: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
-    return dy.new_empty(dy.shape[1], *kernel, x.shape[1])
+    return dy.new_empty(dy.shape[1], x.shape[1], *kernel)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, ctx.stride, ctx.padding = inputs
-    ctx.save_for_backward(x, w)
+    x, weight, ctx.stride, ctx.padding = inputs
+    ctx.save_for_backward(x, weight)
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-    x, w = ctx.saved_tensors
-    where = ctx.stride, ctx.padding
-    dx = _input_gradient(dy, w, list(x.shape[2:]), *where) if ctx.needs_input_grad[0] else None
-    dw = _weight_gradient(x, dy, list(w.shape[1:3]), *where) if ctx.needs_input_grad[1] else None
+    x, weight = ctx.saved_tensors
+    dx = dw = None
+    if ctx.needs_input_grad[0]:
+        dx = _input_gradient(dy, weight, list(x.shape[2:]), ctx.stride, ctx.padding)
+    if ctx.needs_input_grad[1]:
+        dw = _weight_gradient(x, dy, list(weight.shape[2:]), ctx.stride, ctx.padding)
     return dx, dw, None, None
 
 
@@ -211,7 +211,7 @@ def _turned_product(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Of every place, the outputs that see it: K = KH KW O of them, w is (C, KH, KW, O)."""
+    """Of every place, the outputs that see it: K = KH KW O of them; w is (C, KH, KW, O)."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BN + tl.arange(0, BN)
     place = m % (H * W)
@@ -293,11 +293,17 @@ def _patches(
 
 
 @triton.jit
-def _sum_of_parts(parts, whole, count, number, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def _sum_of_parts(
+    parts, whole, number, count,
+    C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """And from the order of K, channels last, to that of the weight."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = i // (C * TAPS) * (C * TAPS) + i % TAPS * C + i // TAPS % C
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, number, ROWS):
         p = start + tl.arange(0, ROWS)
         inside = (p < number)[:, None] & (i < count)[None, :]
-        total += tl.sum(tl.load(parts + p[:, None] * count + i[None, :], mask=inside, other=0.0), 0)
+        at = p[:, None] * count + place[None, :]
+        total += tl.sum(tl.load(parts + at, mask=inside, other=0.0), 0)
     tl.store(whole + i, total, mask=i < count)

@@ -21,7 +21,8 @@ MOST = (1 << 31) - (1 << 16)  # numbers in a tensor: places, also a block's last
 class OwnKernels(TorchFunctionMode):
     """While this is open, calls of torch's functions that a kernel fits go to it.
 
-    The others, also those of other types, precisions and dimensions, are torch's as ever.
+    The others, also those of other types, precisions and dimensions, are torch's as ever; and so
+    are those that it refuses, since it says why.
     """
 
     def __torch_function__(
@@ -48,7 +49,9 @@ def _convolve(
 ) -> Tensor | None:
     if isinstance(padding, str) or _pair(dilation) != (1, 1) or groups != 1:
         return None
-    if input.dim() != 4 or not _fit(input, weight):
+    if input.dim() != 4 or input.shape[1] != weight.shape[1] or not _fit(input, weight):
+        return None
+    if not _windows(input, tuple(weight.shape[2:]), _pair(padding)):
         return None
     y = convolution(input, weight, _pair(stride), _pair(padding))
     return y if bias is None else y + bias[:, None, None]
@@ -67,8 +70,9 @@ def _normalise(
     kept = [tensor for tensor in (weight, bias) if tensor is not None]
     if not training or running_mean is not None or input.dim() not in (2, 4):
         return None
-    # Torch refuses a single value a channel, and says so better.
     if input.numel() <= input.shape[1] or not _fit(input, *kept):
+        return None
+    if any(tensor.shape != input.shape[1:2] for tensor in kept):
         return None
     return batch_norm(input, weight, bias, eps)
 
@@ -85,7 +89,9 @@ def _pool(
     kernel = _pair(kernel_size)
     if ceil_mode or return_indices or _pair(dilation) != (1, 1) or kernel[0] * kernel[1] > 127:
         return None
-    if input.dim() != 4 or not _fit(input):
+    if input.dim() != 4 or not _fit(input) or not _windows(input, kernel, _pair(padding)):
+        return None
+    if any(2 * side > width for side, width in zip(_pair(padding), kernel, strict=True)):
         return None
     return max_pool2d(input, kernel, _pair(stride) if stride else kernel, _pair(padding))
 
@@ -108,10 +114,17 @@ def _fit(*tensors: Tensor) -> bool:
     """Whether they are what the kernels take."""
     return not torch.is_autocast_enabled("cuda") and all(
         tensor.dtype == torch.float32
+        and tensor.device == tensors[0].device
         and 0 < tensor.numel() < MOST
         and not is_functorch_wrapped_tensor(tensor)
         for tensor in tensors
     )
+
+
+def _windows(x: Tensor, kernel: tuple[int, ...], padding: tuple[int, int]) -> bool:
+    """Whether a window fits into the maps."""
+    sides = zip(x.shape[2:], kernel, padding, strict=True)
+    return all(side + 2 * more >= width for side, width, more in sides)
 
 
 def _pair(value: Any) -> tuple[int, int]:

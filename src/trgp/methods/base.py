@@ -181,7 +181,7 @@ def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     if len(kinds) != 1 or any(map(is_batchedtensor, along.values())):
         return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
     # All in two operations: of the many small tensors that norm layers have, each takes one.
-    rate = lr.to(*kinds) if isinstance(lr, Tensor) else lr
+    rate = lr.to(kinds.pop()) if isinstance(lr, Tensor) else lr
     steps = torch._foreach_mul(list(along.values()), rate)
     moved = torch._foreach_sub([params[name] for name in along], steps)
     return {**params, **dict(zip(along, moved, strict=True))}
