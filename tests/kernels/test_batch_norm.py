@@ -54,6 +54,32 @@ def test_output_and_gradients_are_torchs(shape: tuple[int, ...], affine: str, de
         assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize("affine", ["wb", "w", "b", ""])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rectified_it_is_what_relu_makes_of_it(
+    shape: tuple[int, ...], affine: str, device: str
+) -> None:
+    inputs = given(shape, device, affine)
+    dy = torch.randn(shape, device=device)
+    rectified = passes(lambda *own_inputs: batch_norm(*own_inputs, EPS, relu=True), inputs, dy)
+    apart = passes(lambda *own_inputs: own(*own_inputs).relu(), inputs, dy)
+    assert torch.equal(rectified[0], apart[0])
+    for found, wanted in zip(rectified, apart, strict=True):
+        assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp(min=1)
+
+
+def test_rectified_a_constant_channel_gets_what_torch_gives_it(device: str) -> None:
+    """At exactly 0 nothing, and what is no number stays so."""
+    x = torch.full((6, 2), 0.5, device=device)
+    x[0, 1] = float("nan")
+    x.requires_grad_()
+    y = batch_norm(x, None, None, EPS, relu=True)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert not y[:, 0].any()
+    assert not dx[:, 0].any()
+    assert y[:, 1].isnan().all()
+
+
 def test_vectors_may_lie_scattered(device: str) -> None:
     x, weight, bias = given((20, 3), device)
     weight, bias = (torch.stack([v, -v], 1).detach()[:, 0].requires_grad_() for v in (weight, bias))
@@ -132,7 +158,9 @@ def test_torch_knows_what_the_operations_return(shape: tuple[int, ...], device: 
     x, weight, bias = given(shape, device)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     forward, backward = torch.ops.trgp.batch_norm, torch.ops.trgp.batch_norm_backward
-    torch.library.opcheck(forward, (x, weight, bias, EPS), test_utils=checks)
+    torch.library.opcheck(forward, (x, weight, bias, EPS, True), test_utils=checks)
     plain = x.detach()
-    _, mean, rstd = forward(plain, weight, None, EPS)
-    torch.library.opcheck(backward, (plain, plain, None, mean, rstd), test_utils=checks)
+    _, mean, rstd = forward(plain, weight, None, EPS, False)
+    torch.library.opcheck(
+        backward, (plain, plain, None, None, mean, rstd, False), test_utils=checks
+    )

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which i
 
 from trgp.kernels import own_kernels
 from trgp.kernels.mode import OwnKernels
+from trgp.models.parts import norm_relu
 
 OWN = {"trgp.convolution.default", "trgp.batch_norm.default", "trgp.max_pool2d.default"}
 
@@ -78,6 +79,25 @@ def test_grouped_convolutions_and_other_dimensions_are_torchs(device: str) -> No
     assert not own_operations(grouped, torch.randn(2, 4, 8, 8, device=device))
     assert not own_operations(nn.Conv1d(3, 4, 3).to(device), torch.randn(2, 3, 8, device=device))
     assert not own_operations(nn.Conv2d(3, 4, 3).to(device), torch.randn(3, 8, 8, device=device))
+
+
+def test_a_norm_and_its_relu_are_one_operation(device: str) -> None:
+    """Where batches are normalised by their own statistics, as told by the norm layer."""
+    maps = torch.randn(3, 4, 5, 5, device=device)
+    norm = nn.BatchNorm2d(4, track_running_stats=False).to(device)
+    tracking = nn.BatchNorm2d(4).to(device)
+    called = called_in(lambda: own_rectified(maps, norm))
+    assert "trgp.batch_norm.default" in called
+    assert not [name for name in called if "relu" in name]
+    torch.testing.assert_close(own_rectified(maps, norm), norm(maps).relu())
+    assert "trgp.batch_norm.default" not in called_in(lambda: own_rectified(maps, tracking))
+    with pytest.raises(ValueError, match="expected 4D input"):
+        own_rectified(maps[:, :, 0, 0], norm)
+
+
+def own_rectified(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    with OwnKernels():
+        return norm_relu(x, norm)
 
 
 def test_a_bias_is_added(device: str) -> None:

@@ -7,6 +7,9 @@ Maps that lie channels last are rows of C numbers each, as samples of C features
     dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat))
     dweight = sum(dy xhat), dbias = sum(dy)
 
+and where a ReLU follows, max(y, 0) in place of y, and dy only where y is above 0: there y is
+computed again rather than read.
+
 The first kernel of a pass sums a part of the rows in every program; in the second, every program
 adds up the parts of its own channels. There are no atomic sums: the same input comes to the same
 bits every time.
@@ -25,15 +28,18 @@ NARROW = 16  # channels of a program of a first kernel: twice the programs for a
 PARTS = 128  # at most: every program of a second kernel reads all of them
 
 
-def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last."""
-    y: Tensor = _normalised(x, weight, bias, eps)[0]
+def batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool = False
+) -> Tensor:
+    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last, rectified or
+    not."""
+    y: Tensor = _normalised(x, weight, bias, eps, relu)[0]
     return y
 
 
 @torch.library.custom_op("trgp::batch_norm", mutates_args=())
 def _normalised(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y of x (N, C) or (N, C, H, W), and the mean and rstd of every channel."""
     x, weight, bias = _in_rows(x), _dense(weight), _dense(bias)
@@ -44,23 +50,31 @@ def _normalised(
     y, mean, rstd = _outputs(x)
     with torch.cuda.device_of(x):
         _sums[parts, triton.cdiv(c, NARROW)](x, sums, rows, c, parts, tall, NARROW)
-        _normalise[_grid(rows, c)](x, weight, bias, sums, y, mean, rstd, rows, eps, c, parts, *TILE)
+        _normalise[_grid(rows, c)](
+            x, weight, bias, sums, y, mean, rstd, rows, eps, c, relu, parts, *TILE
+        )
     return y, mean, rstd
 
 
 @_normalised.register_fake
 def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(x)
 
 
 @torch.library.custom_op("trgp::batch_norm_backward", mutates_args=())
 def _gradients(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight and dbias."""
-    dy, x, weight = _in_rows(dy), _in_rows(x), _dense(weight)
+    dy, x, weight, bias = _in_rows(dy), _in_rows(x), _dense(weight), _dense(bias)
     c = x.shape[1]
     rows = x.numel() // c
     parts, tall = _parts(rows, c)
@@ -68,34 +82,43 @@ def _gradients(
     dx, dweight, dbias = _outputs(x)
     with torch.cuda.device_of(x):
         _gradient_sums[parts, triton.cdiv(c, NARROW)](
-            dy, x, mean, rstd, sums, rows, c, parts, tall, NARROW
+            dy, x, weight, bias, mean, rstd, sums, rows, c, relu, parts, tall, NARROW
         )
         _input_gradient[_grid(rows, c)](
-            dy, x, weight, mean, rstd, sums, dx, dweight, dbias, rows, c, parts, *TILE
+            dy, x, weight, bias, mean, rstd, sums, dx, dweight, dbias, rows, c, relu, parts, *TILE
         )
     return dx, dweight, dbias
 
 
 @_gradients.register_fake
 def _(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, ctx.biased = inputs[0], inputs[1], inputs[2] is not None
+    x, weight, bias, _, ctx.relu = inputs
     _, mean, rstd = output
-    ctx.save_for_backward(x, weight, mean, rstd)
+    ctx.save_for_backward(x, weight, bias, mean, rstd)
     # Or zeros would be written as their gradients.
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-    x, weight, mean, rstd = ctx.saved_tensors
-    dx, dweight, dbias = _gradients(dy, x, weight, mean, rstd)
-    return dx, None if weight is None else dweight, dbias if ctx.biased else None, None
+def _backward(
+    ctx: Any, dy: Tensor, *_: None
+) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    dx, dweight, dbias = _gradients(dy, x, weight, bias, mean, rstd, ctx.relu)
+    own = None if weight is None else dweight, None if bias is None else dbias
+    return dx, *own, None, None
 
 
 _normalised.register_autograd(_backward, setup_context=_remember)
@@ -147,6 +170,25 @@ def _read(
 
 
 @triton.jit
+def _affine(
+    weight: tl.tensor,
+    bias: tl.tensor,
+    rstd: tl.tensor,
+    c: tl.tensor,
+    C: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> tl.tensor:
+    """What a channel's distance from its mean is multiplied by, and what is added then."""
+    scale = rstd
+    if weight is not None:
+        scale = rstd * tl.load(weight + c, mask=c < C, other=0.0)
+    shift = tl.zeros((CHANNELS,), tl.float32)
+    if bias is not None:
+        shift = tl.load(bias + c, mask=c < C, other=0.0)
+    return scale, shift
+
+
+@triton.jit
 def _sums(
     x: tl.tensor,
     sums: tl.tensor,
@@ -182,6 +224,7 @@ def _normalise(
     rows: tl.tensor,
     EPS: tl.constexpr,
     C: tl.constexpr,
+    RELU: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -200,16 +243,13 @@ def _normalise(
     if tl.program_id(0) == 0:
         tl.store(means + c, mean, mask=known)
         tl.store(rstds + c, rstd, mask=known)
-    scale = rstd
-    if weight is not None:
-        scale = rstd * tl.load(weight + c, mask=known, other=0.0)
-    shift = tl.zeros((CHANNELS,), tl.float32)
-    if bias is not None:
-        shift = tl.load(bias + c, mask=known, other=0.0)
+    scale, shift = _affine(weight, bias, rstd, c, C, CHANNELS)
     step = tl.num_programs(0) * ROWS
     for start in range(tl.program_id(0) * ROWS, rows, step):
         r = start + tl.arange(0, ROWS)
         found = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+        if RELU:
+            found = tl.where(found <= 0.0, 0.0, found)
         value = _read(x, r + step, c, rows, 0.0, C)
         inside = (r < rows)[:, None] & known[None, :]
         tl.store(y + r[:, None] * C + c[None, :], found, mask=inside)
@@ -219,11 +259,14 @@ def _normalise(
 def _gradient_sums(
     dy: tl.tensor,
     x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
     means: tl.tensor,
     rstds: tl.tensor,
     sums: tl.tensor,
     rows: tl.tensor,
     C: tl.constexpr,
+    RELU: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -233,13 +276,17 @@ def _gradient_sums(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mean = tl.load(means + c, mask=c < C, other=0.0)
     rstd = tl.load(rstds + c, mask=c < C, other=0.0)
+    scale, shift = _affine(weight, bias, rstd, c, C, CHANNELS)
     one = tl.zeros((ROWS, CHANNELS), tl.float32)
     two = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(part * ROWS, rows, PARTS * ROWS):
         r = start + tl.arange(0, ROWS)
         g = _read(dy, r, c, rows, 0.0, C)
+        d = _read(x, r, c, rows, 0.0, C) - mean[None, :]
+        if RELU:
+            g = tl.where(d * scale[None, :] + shift[None, :] <= 0.0, 0.0, g)
         one += g
-        two += g * (_read(x, r, c, rows, 0.0, C) - mean[None, :])
+        two += g * d
     tl.store(sums + part * 2 * C + c, tl.sum(one, 0), mask=c < C)
     tl.store(sums + part * 2 * C + C + c, tl.sum(two, 0) * rstd, mask=c < C)
 
@@ -249,6 +296,7 @@ def _input_gradient(
     dy: tl.tensor,
     x: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     means: tl.tensor,
     rstds: tl.tensor,
     sums: tl.tensor,
@@ -257,6 +305,7 @@ def _input_gradient(
     dbias: tl.tensor,
     rows: tl.tensor,
     C: tl.constexpr,
+    RELU: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -274,16 +323,16 @@ def _input_gradient(
         tl.store(dweight + c, two, mask=known)
     mean = tl.load(means + c, mask=known, other=0.0)
     rstd = tl.load(rstds + c, mask=known, other=0.0)
-    scale = rstd
-    if weight is not None:
-        scale = rstd * tl.load(weight + c, mask=known, other=0.0)
+    scale, shift = _affine(weight, bias, rstd, c, C, CHANNELS)
     level = one / rows
     slope = rstd * two / rows
     step = tl.num_programs(0) * ROWS
     for start in range(tl.program_id(0) * ROWS, rows, step):
         r = start + tl.arange(0, ROWS)
-        along = (value - mean[None, :]) * slope[None, :]
-        found = (g - level[None, :] - along) * scale[None, :]
+        d = value - mean[None, :]
+        if RELU:
+            g = tl.where(d * scale[None, :] + shift[None, :] <= 0.0, 0.0, g)
+        found = (g - level[None, :] - d * slope[None, :]) * scale[None, :]
         g = _read(dy, r + step, c, rows, 0.0, C)
         value = _read(x, r + step, c, rows, 0.0, C)
         inside = (r < rows)[:, None] & known[None, :]

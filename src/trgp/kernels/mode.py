@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
-from ..models import lenet
+from ..models import lenet, parts
 from .batch_norm import batch_norm
 from .convolution import convolution
 from .max_pool import max_pool2d
@@ -66,6 +66,7 @@ def _normalise(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    relu: bool = False,
 ) -> Tensor | None:
     kept = [tensor for tensor in (weight, bias) if tensor is not None]
     if not training or running_mean is not None or input.dim() not in (2, 4):
@@ -74,7 +75,15 @@ def _normalise(
         return None
     if any(tensor.shape != input.shape[1:2] for tensor in kept):
         return None
-    return batch_norm(input, weight, bias, eps)
+    return batch_norm(input, weight, bias, eps, relu)
+
+
+def _normalise_and_rectify(x: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor | None:
+    if isinstance(norm, nn.BatchNorm2d) != (x.dim() == 4):
+        return None
+    training = norm.training or norm.running_mean is None
+    statistics = norm.running_mean, norm.running_var
+    return _normalise(x, *statistics, norm.weight, norm.bias, training, eps=norm.eps, relu=True)
 
 
 def _pool(
@@ -107,6 +116,7 @@ _OWN: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     F.batch_norm: _normalise,
     F.max_pool2d: _pool,
     lenet.response_norm: _respond,
+    parts.norm_relu: _normalise_and_rectify,
 }
 
 

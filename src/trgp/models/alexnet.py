@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from ..options import check_count
 from .gates import HEADS, Gate
+from .parts import norm_relu
 
 
 class AlexNet(nn.Module):
@@ -52,11 +53,11 @@ class AlexNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: (N, 2048)."""
         # As published, dropout comes before the pool and not after it.
-        x = self.pool(self.light_dropout(self.bn1(self.conv1(x)).relu()))
-        x = self.pool(self.light_dropout(self.bn2(self.conv2(x)).relu()))
-        x = self.pool(self.dropout(self.bn3(self.conv3(x)).relu()))
-        x = self.dropout(self.bn4(self.fc1(x.flatten(1))).relu())
-        x = self.dropout(self.bn5(self.fc2(x)).relu())
+        x = self.pool(self.light_dropout(norm_relu(self.conv1(x), self.bn1)))
+        x = self.pool(self.light_dropout(norm_relu(self.conv2(x), self.bn2)))
+        x = self.pool(self.dropout(norm_relu(self.conv3(x), self.bn3)))
+        x = self.dropout(norm_relu(self.fc1(x.flatten(1)), self.bn4))
+        x = self.dropout(norm_relu(self.fc2(x), self.bn5))
         return x
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:

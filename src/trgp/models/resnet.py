@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..options import check_count
 from .gates import HEADS, Gate
+from .parts import norm_relu
 
 
 class BasicBlock(nn.Module):
@@ -26,7 +27,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.bn1(self.conv1(x)).relu()
+        y: Tensor = norm_relu(self.conv1(x), self.bn1)
         y = self.bn2(self.conv2(y)) + self.shortcut(x)
         return y.relu()
 
@@ -109,7 +110,7 @@ class ResNet18(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: the last maps, averaged over 2x2 and flattened."""
-        x = self.bn1(self.conv1(x)).relu()
+        x = norm_relu(self.conv1(x), self.bn1)
         for stage in self.stages:
             x = stage(x)
         return F.avg_pool2d(x, 2).flatten(1)
