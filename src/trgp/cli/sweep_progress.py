@@ -98,7 +98,10 @@ class Bar:
     def tell(self, ended: Ended) -> None:
         tally = self._tally
         self._progress.console.print(_line(ended), highlight=False, markup=False)
-        self._progress.update(self._bar, completed=tally.done, failed=tally.failed, left=tally.left)
+        failed, left = tally.failed, tally.left
+        self._progress.update(
+            self._bar, completed=tally.done, failed=failed, left=left, refresh=True
+        )
 
     def hear(self, event: Event) -> None:
         if isinstance(event, TaskFinished):
