@@ -467,3 +467,28 @@ def test_what_another_process_has_finished_meanwhile_is_read(tmp_path: Path) -> 
     with closing(learning.learn(asked, CPU, True, finish_the_other, most=1)) as found:
         ended = {run.seed: end for run, end in found}
     assert digests(ended) == digests(each_alone(some, "finetune", tmp_path / "a", Conv, (0, 1)))
+
+
+def test_a_run_that_cannot_begin_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is told of as soon as another ends, not after all."""
+    sequencer = learning._sequencer
+
+    def failing(bound: Any, *rest: Any) -> Any:
+        if bound.run.seed == 0:
+            raise PermissionError("no writing here")
+        return sequencer(bound, *rest)
+
+    monkeypatch.setattr(learning, "_sequencer", failing)
+    asked = asked_for(images(), "finetune", tmp_path, Conv, range(3))
+    with closing(learning.learn(asked, CPU, True, lambda _: None, forgiving=True, most=1)) as found:
+        ended = [(run.seed, end) for run, end in found]
+    assert [seed for seed, _ in ended] == [1, 0, 2]
+    assert "no writing here" in str(ended[1][1])
+    assert all(isinstance(end, Result) for seed, end in ended if seed)
+    with (
+        pytest.raises(PermissionError),
+        closing(learning.learn(asked, CPU, True, lambda _: None)) as found,
+    ):
+        list(found)

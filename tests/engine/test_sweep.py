@@ -274,6 +274,13 @@ def test_the_seeds_of_a_configuration_are_in_one_company_if_they_fit() -> None:
     assert companies([], 3) == []
 
 
+def test_another_benchmark_in_between_begins_another_company() -> None:
+    """So that a sweep that goes on stacks as it did, whatever is left of it."""
+    others = [Cell(configure("split-digits", "gpm", tasks=2, epochs=1), 0)]
+    cells = [*some_cells(0.1), *others, *some_cells(0.2)]
+    assert [len(company) for company in companies(cells, 10)] == [3, 1, 3]
+
+
 def test_a_company_ends_as_the_processes_do_and_leaves_out_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

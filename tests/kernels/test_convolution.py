@@ -79,10 +79,14 @@ def test_what_a_compiler_makes_of_odd_sizes(kernel: int, stride: int) -> None:
 def test_only_what_is_asked_for_is_computed(device: str) -> None:
     """The first layer's inputs need no gradient, a frozen layer's weight neither."""
     x, weight, *how = some("few channels", device)
-    weight.requires_grad_()
-    called = called_in(lambda: torch.autograd.grad(convolution(x, weight, *how).sum(), weight))
-    assert "trgp.convolution_dw.default" in called
-    assert "trgp.convolution_dx.default" not in called
+    for wanted, computed, left in ((weight, "dw", "dx"), (x, "dx", "dw")):
+        x.requires_grad_(wanted is x)
+        weight.requires_grad_(wanted is weight)
+        called = called_in(
+            lambda w=wanted: torch.autograd.grad(convolution(x, weight, *how).sum(), w)
+        )
+        assert f"trgp.convolution_{computed}.default" in called
+        assert f"trgp.convolution_{left}.default" not in called
 
 
 def test_the_same_bits_every_time(device: str) -> None:

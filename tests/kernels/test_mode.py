@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
+from trgp import kernels
 from trgp.kernels import own_kernels
 from trgp.kernels.mode import OwnKernels
 from trgp.models.parts import norm_relu
@@ -95,7 +96,62 @@ def test_a_norm_and_its_relu_are_one_operation(device: str) -> None:
         own_rectified(maps[:, :, 0, 0], norm)
 
 
-def own_rectified(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+class Doubled(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_norm_that_is_another_or_is_watched_is_called(device: str) -> None:
+    maps = torch.randn(3, 4, 5, 5, device=device)
+    for norm in (Doubled(4, track_running_stats=False), nn.Identity(), nn.GroupNorm(2, 4)):
+        norm = norm.to(device)
+        torch.testing.assert_close(own_rectified(maps, norm), norm(maps).relu())
+    seen = []
+    watched = nn.BatchNorm2d(4, track_running_stats=False).to(device)
+    watched.register_forward_hook(lambda module, args, output: seen.append(output.min()))
+    own_rectified(maps, watched)
+    assert len(seen) == 1
+    assert seen[0] < 0
+
+
+def test_maps_can_be_flattened_by_view(device: str) -> None:
+    """As many networks do, whose maps torch would have left as they need."""
+    network, x = block(conv={"bias": False}).to(device), images(device)
+    with OwnKernels():
+        maps = network(x)
+        flat = maps.view(maps.size(0), -1)
+        torch.testing.assert_close(flat, network(x).reshape(2, -1))
+        assert maps.view(2, 16, -1).shape == (2, 16, 9)
+        assert maps.view(torch.int32).dtype == torch.int32
+    torch.testing.assert_close(flat, network(x).view(2, -1), rtol=1e-3, atol=1e-3)
+
+
+def test_rounding_goes_by_torchs_newer_setting_too(device: str) -> None:
+    """After which torch refuses to tell of the older one."""
+    setting = torch.backends.cudnn.conv
+    before = setting.fp32_precision
+    try:
+        setting.fp32_precision = "ieee"
+        assert own_operations(block().to(device), images(device)) == OWN
+    finally:
+        setting.fp32_precision = before
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRGP_KERNELS", "0")
+    assert not kernels._usable.__wrapped__(torch.device("cuda"))
+
+
+def test_where_triton_cannot_begin_it_is_told_once_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.zeros", lambda *shape, device: 1 / 0)  # no GPU, no compiler
+    with pytest.warns(UserWarning, match=r"Triton cannot be used here.*torch's kernels"):
+        assert not kernels._usable.__wrapped__(torch.device("cuda"))
+
+
+def own_rectified(x: Tensor, norm: nn.Module) -> Tensor:
     with OwnKernels():
         return norm_relu(x, norm)
 
@@ -132,8 +188,21 @@ def test_on_a_cpu_a_network_is_torchs() -> None:
         (nn.Conv2d(3, 4, 5), (2, 3, 4, 4), "can't be greater than actual input size"),
         (nn.MaxPool2d(5), (2, 3, 4, 4), "Output size is too small"),
         (nn.MaxPool2d(2, padding=2), (2, 3, 4, 4), "at most half of"),
+        (nn.MaxPool2d(2, stride=0), (2, 3, 4, 4), "stride"),
+        (nn.Conv2d(3, 4, 3, stride=0), (2, 3, 4, 4), "non-positive stride"),
+        (nn.Conv2d(3, 4, 3, padding=-1), (2, 3, 8, 8), "negative padding"),
     ],
-    ids=["one value", "other channels", "channels", "small", "small for a pool", "padding"],
+    ids=[
+        "one value",
+        "other channels",
+        "channels",
+        "small",
+        "small for a pool",
+        "padding",
+        "no stride of a pool",
+        "no stride",
+        "negative padding",
+    ],
 )
 def test_what_torch_refuses_it_refuses_in_its_own_words(
     layer: nn.Module, shape: tuple[int, ...], told: str, device: str

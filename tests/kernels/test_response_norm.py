@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
+
 from trgp.kernels.response_norm import response_norm
 from trgp.models import lenet
 

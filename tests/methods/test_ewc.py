@@ -295,12 +295,20 @@ def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> N
         run(some_tasks(1), "ewc", tmp_path, **options)
 
 
+class Reshaping(Conv):
+    """Changes the shape of what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.unsqueeze_(1).squeeze(1))
+
+
 @pytest.mark.parametrize("samples", [60, 61, 67])
+@pytest.mark.parametrize("kind", [Conv, Reshaping])
 def test_a_fisher_matrix_of_convolutions_is_the_same_captured(
-    samples: int, monkeypatch: pytest.MonkeyPatch
+    kind: type[Conv], samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where capturing does the work once, as on a GPU; the last batch has its own."""
-    method, params = bound(EWC(), lambda: Conv().double())
+    method, params = bound(EWC(), lambda: kind().double())
     ctx = context(method, params, some_samples(samples, 4, 4, 4))
     plain = method.fisher(ctx)
     taped = method.fisher(replace(ctx, captured=True))

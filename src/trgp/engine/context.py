@@ -60,8 +60,10 @@ class Context:
         held: dict[torch.Size, Batch] = {}
 
         def add(batch: Batch) -> None:
-            found = of(batch)
-            torch._foreach_add_([totals[name] for name in found], list(found.values()))
+            # A view, so that a network that reshapes its input in place leaves the batch as it is.
+            found = of(batch._replace(x=batch.x.detach()))
+            if found:
+                torch._foreach_add_([totals[name] for name in found], list(found.values()))
 
         for batch in self.batches(size, purpose):
             if not self.captured:
@@ -71,7 +73,8 @@ class Context:
             if shape not in held:
                 held[shape] = batch._replace(x=batch.x.clone(), y=batch.y.clone())
                 before = [total.clone() for total in totals.values()]
-                replay.prepare(shape, partial(add, held[shape]), len(self.train) // size)
+                coming = len(self.train) // size if shape[0] == size else 1
+                replay.prepare(shape, partial(add, held[shape]), coming)
                 torch._foreach_copy_(list(totals.values()), before)  # as before the capture
             torch._foreach_copy_([held[shape].x, held[shape].y], [batch.x, batch.y])
             replay(shape)

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ class Asked:
     company: int = 0
     """Only runs with the same number are stacked on each other."""
 
-    @property
+    @cached_property
     def family(self) -> tuple[object, ...]:
         """What runs that can share their steps have in common: all but the seed, the rate and what
         a method reads between tasks alone."""
@@ -114,6 +114,16 @@ def learn(
         runs: dict[Sequencer, Asked] = {}
 
         def begin(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
+            try:
+                return begun(group, stream)
+            except Exception as error:
+                if not (forgiving or isinstance(error, RunError)):
+                    raise
+                told = f"{type(error).__name__}: {error}"
+                noted.extend((each.run, RunError(told)) for each in group)
+                return None
+
+        def begun(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
             own = [each for each in group if _taken(each.run, locks, not aside, noted, observer)]
             # The stream knows what was loaded before it was made, but not what is made now, such as
             # the samples of all tasks in one.
@@ -139,6 +149,8 @@ def learn(
                     end = member.error or _written(run, member.sequencer, at_once, observer)
                 del runs[member.sequencer]
                 yield run, end
+                while noted:
+                    yield noted.pop(0)
             yield from noted
         except BaseException as error:
             finish_all(device)  # what is saved now was computed on other streams

@@ -91,8 +91,8 @@ def carry_out(
 def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
     """Cells that may be stacked on each other: all seeds of a configuration, if they fit.
 
-    Made from all cells of a benchmark, also the finished: runs that were stacked on each other must
-    be so again when they go on.
+    Of one benchmark, and made from all cells, also the finished: runs that were stacked on each
+    other must be so again when they go on.
     """
     same: dict[Path, list[Cell]] = {}
     for cell in cells:
@@ -101,7 +101,8 @@ def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
     for group in same.values():
         for k in range(0, len(group), width):
             part = group[k : k + width]
-            if len(found[-1]) + len(part) > width:
+            other = found[-1] and found[-1][0].config.benchmark != part[0].config.benchmark
+            if other or len(found[-1]) + len(part) > width:
                 found.append([])
             found[-1] += part
     return [company for company in found if company]
@@ -117,12 +118,11 @@ def _in_company(
 ) -> Generator[Ended]:
     left = set(plan.left)
     runnable = [cell for cell in plan.cells if cell not in plan.lacking]
-    benchmarks = dict.fromkeys(cell.config.benchmark for cell in plan.left)
-    for benchmark in benchmarks:
-        own = [cell for cell in runnable if cell.config.benchmark == benchmark]
+    numbered = list(enumerate(companies(runnable, width)))
+    for benchmark in dict.fromkeys(cell.config.benchmark for cell in plan.left):
         asked, waiting = [], {}
-        for number, company in enumerate(companies(own, width)):
-            if not left.isdisjoint(company):
+        for number, company in numbered:
+            if company[0].config.benchmark == benchmark and not left.isdisjoint(company):
                 for cell in company:
                     config, load = named(cell.config, place.data_root)
                     folder = cell.folder(place.out)

@@ -1,5 +1,7 @@
 """Kernels for what small networks spend their time in on a GPU, in Triton."""
 
+import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -8,10 +10,12 @@ import torch
 
 __all__ = ["own_kernels"]
 
+SWITCH = "TRGP_KERNELS"  # an environment variable: 0 leaves everything to torch's kernels
+
 
 def own_kernels(device: torch.device) -> AbstractContextManager[object]:
     """While this is open, a network on this device is computed by them where they fit."""
-    if device.type != "cuda" or not _there():
+    if device.type != "cuda" or not _usable(device):
         return nullcontext()
     from .mode import OwnKernels  # which imports Triton
 
@@ -19,6 +23,19 @@ def own_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 
 @cache
-def _there() -> bool:
-    """Triton comes with torch on Linux; elsewhere torch's own kernels do."""
-    return find_spec("triton") is not None
+def _usable(device: torch.device) -> bool:
+    """Triton comes with torch on Linux, but needs a C compiler to begin with: it is tried once."""
+    if os.environ.get(SWITCH) == "0" or find_spec("triton") is None:
+        return False
+    try:
+        from .max_pool import max_pool2d
+
+        max_pool2d(torch.zeros(1, 1, 2, 2, device=device), (2, 2), (2, 2), (0, 0))
+    except Exception as error:  # of a compiler or driver, in whatever words
+        warnings.warn(
+            f"Triton cannot be used here ({type(error).__name__}: {error}); networks are computed "
+            f"by torch's kernels, which takes longer. Set {SWITCH}=0 to leave this out.",
+            stacklevel=3,
+        )
+        return False
+    return True

@@ -8,7 +8,7 @@ and K = KH KW C inputs of a kernel, the three products are
     dx         = the same as y, of dy under the kernel turned round
 
 Torch's own library turns maps between two layouts around every call, and has no good kernel for so
-few channels. Products are rounded as `torch.backends.cudnn.allow_tf32` says.
+few channels. Products are rounded as `torch.backends.cudnn` says of convolutions.
 
 Paddings are no constants to the compiler: where it knows that places are small numbers it computes
 two at a time in sixteen bits each, and ptxas 12.8 was seen to lose a term of such a pair.
@@ -175,7 +175,8 @@ def _grid(rows: int, columns: int, tiles: Tiles) -> tuple[int, int]:
 
 
 def _rounding() -> str:
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    said: str = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return "tf32" if said == "tf32" else "ieee"
 
 
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])

@@ -1,6 +1,6 @@
 """Networks as they are written, computed by the kernels of this package where these fit."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -49,11 +49,16 @@ def _convolve(
 ) -> Tensor | None:
     if isinstance(padding, str) or _pair(dilation) != (1, 1) or groups != 1:
         return None
-    if input.dim() != 4 or input.shape[1] != weight.shape[1] or not _fit(input, weight):
+    if input.dim() != 4 or weight.dim() != 4 or input.shape[1] != weight.shape[1]:
         return None
-    if not _windows(input, tuple(weight.shape[2:]), _pair(padding)):
+    kept = [] if bias is None else [bias]
+    if any(tensor.shape != weight.shape[:1] for tensor in kept) or not _fit(input, weight, *kept):
         return None
-    y = convolution(input, weight, _pair(stride), _pair(padding))
+    o, _, *kernel = weight.shape
+    how = _pair(stride), _pair(padding)
+    if not _windows(input, o, kernel, *how):
+        return None
+    y = convolution(input, weight, *how)
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -69,7 +74,7 @@ def _normalise(
     relu: bool = False,
 ) -> Tensor | None:
     kept = [tensor for tensor in (weight, bias) if tensor is not None]
-    if not training or running_mean is not None or input.dim() not in (2, 4):
+    if not training or running_mean is not None or input.dim() not in (2, 4) or eps <= 0:
         return None
     if input.numel() <= input.shape[1] or not _fit(input, *kept):
         return None
@@ -78,12 +83,18 @@ def _normalise(
     return batch_norm(input, weight, bias, eps, relu)
 
 
-def _normalise_and_rectify(x: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor | None:
-    if isinstance(norm, nn.BatchNorm2d) != (x.dim() == 4):
+def _normalise_and_rectify(x: Tensor, norm: nn.Module) -> Tensor | None:
+    # Another layer in its place does something else, and who watches it is to see its output.
+    if type(norm) is not {2: nn.BatchNorm1d, 4: nn.BatchNorm2d}.get(x.dim()) or _watched(norm):
         return None
     training = norm.training or norm.running_mean is None
     statistics = norm.running_mean, norm.running_var
     return _normalise(x, *statistics, norm.weight, norm.bias, training, eps=norm.eps, relu=True)
+
+
+def _watched(module: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 def _pool(
@@ -98,11 +109,12 @@ def _pool(
     kernel = _pair(kernel_size)
     if ceil_mode or return_indices or _pair(dilation) != (1, 1) or kernel[0] * kernel[1] > 127:
         return None
-    if input.dim() != 4 or not _fit(input) or not _windows(input, kernel, _pair(padding)):
+    how = kernel if stride is None or stride == [] else _pair(stride), _pair(padding)
+    if input.dim() != 4 or not _fit(input) or not _windows(input, input.shape[1], kernel, *how):
         return None
-    if any(2 * side > width for side, width in zip(_pair(padding), kernel, strict=True)):
+    if any(2 * side > width for side, width in zip(how[1], kernel, strict=True)):
         return None
-    return max_pool2d(input, kernel, _pair(stride) if stride else kernel, _pair(padding))
+    return max_pool2d(input, kernel, *how)
 
 
 def _respond(input: Tensor) -> Tensor | None:
@@ -111,12 +123,21 @@ def _respond(input: Tensor) -> Tensor | None:
     return response_norm(input, lenet.SIZE, lenet.ALPHA, lenet.BETA, lenet.K)
 
 
+def _view(input: Tensor, *shape: Any, **other: Any) -> Tensor | None:
+    """Of maps that lie channels last: torch's could be flattened as they are, these are copied."""
+    if other or isinstance(shape[0], torch.dtype) or is_functorch_wrapped_tensor(input):
+        return None
+    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    return input.reshape(*shape) if last and not input.is_contiguous() else None
+
+
 _OWN: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     torch.conv2d: _convolve,
     F.batch_norm: _normalise,
     F.max_pool2d: _pool,
     lenet.response_norm: _respond,
     parts.norm_relu: _normalise_and_rectify,
+    Tensor.view: _view,
 }
 
 
@@ -125,16 +146,33 @@ def _fit(*tensors: Tensor) -> bool:
     return not torch.is_autocast_enabled("cuda") and all(
         tensor.dtype == torch.float32
         and tensor.device == tensors[0].device
-        and 0 < tensor.numel() < MOST
         and not is_functorch_wrapped_tensor(tensor)
+        and tensor.numel() > 0
+        and _reach(tensor) < MOST
         for tensor in tensors
     )
 
 
-def _windows(x: Tensor, kernel: tuple[int, ...], padding: tuple[int, int]) -> bool:
-    """Whether a window fits into the maps."""
-    sides = zip(x.shape[2:], kernel, padding, strict=True)
-    return all(side + 2 * more >= width for side, width, more in sides)
+def _reach(tensor: Tensor) -> int:
+    """How far its last number lies from its first; it may be a part of a larger one."""
+    return sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _windows(
+    x: Tensor,
+    channels: int,
+    kernel: Sequence[int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> bool:
+    """Whether windows can be laid on the maps, and what comes of them can be counted."""
+    if min(stride) < 1 or min(padding) < 0:
+        return False
+    sides = [
+        (side + 2 * more - width) // step + 1
+        for side, width, step, more in zip(x.shape[2:], kernel, stride, padding, strict=True)
+    ]
+    return min(sides) > 0 and x.shape[0] * channels * sides[0] * sides[1] < MOST
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -92,7 +92,7 @@ class EWC(Method):
     def fisher(self, ctx: "Context") -> dict[str, Tensor]:
         """The diagonal over the task's train samples, in the network's own labels."""
         sums = {n: torch.zeros_like(ctx.params[n]) for n in sorted(ctx.network.trainable)}
-        if self.together == 1:
+        if self.together <= 1:
             ctx.add_up(sums, partial(squared_gradients, ctx), self.fisher_batch, "fisher")
         else:
             for stack in stacks(ctx, self.fisher_batch, "fisher", self.together):
