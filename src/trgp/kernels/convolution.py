@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .windows import sides_after
+
 PROGRAMS = 528  # four for every processor of a large GPU: as many parts as keep it busy
 
 
@@ -60,11 +62,7 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], padding: list[int])
 
 def _output(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     (n, _, *sides), (o, _, *kernel) = x.shape, weight.shape
-    h, v = (
-        (side + 2 * p - k) // s + 1
-        for side, k, s, p in zip(sides, kernel, stride, padding, strict=True)
-    )
-    return _maps(n, o, h, v, x)
+    return _maps(n, o, *sides_after(sides, kernel, stride, padding), x)
 
 
 _convolved.register_fake(_output)

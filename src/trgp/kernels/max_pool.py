@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .windows import sides_after
+
 BLOCK = 512  # four neighbouring channels for every thread: what one read can fetch
 
 
@@ -46,10 +48,7 @@ def _outputs(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int]
 ) -> tuple[Tensor, Tensor]:
     n, c, *sides = x.shape
-    h, w = (
-        (side + 2 * p - k) // s + 1
-        for side, k, s, p in zip(sides, kernel, stride, padding, strict=True)
-    )
+    h, w = sides_after(sides, kernel, stride, padding)
     y, winners = (
         torch.empty((n, c, h, w), dtype=t, device=x.device, memory_format=torch.channels_last)
         for t in (x.dtype, torch.int8)

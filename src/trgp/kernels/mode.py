@@ -14,6 +14,7 @@ from .batch_norm import batch_norm
 from .convolution import convolution
 from .max_pool import max_pool2d
 from .response_norm import response_norm
+from .windows import sides_after
 
 MOST = (1 << 31) - (1 << 16)  # numbers in a tensor: places, also a block's last, fit in 32 bits
 
@@ -168,10 +169,7 @@ def _windows(
     """Whether windows can be laid on the maps, and what comes of them can be counted."""
     if min(stride) < 1 or min(padding) < 0:
         return False
-    sides = [
-        (side + 2 * more - width) // step + 1
-        for side, width, step, more in zip(x.shape[2:], kernel, stride, padding, strict=True)
-    ]
+    sides = sides_after(x.shape[2:], kernel, stride, padding)
     return min(sides) > 0 and x.shape[0] * channels * sides[0] * sides[1] < MOST
 
 
