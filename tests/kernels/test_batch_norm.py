@@ -96,6 +96,15 @@ def test_a_large_mean_takes_nothing_from_the_variance(device: str) -> None:
     torch.testing.assert_close(variance, torch.ones_like(variance), rtol=1e-3, atol=0)
 
 
+def test_a_first_number_far_off_takes_nothing_from_the_others(device: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 2, generator=draw)
+    x[0] = 100.0
+    y = batch_norm(x.to(device), None, None, EPS)
+    wanted = reference(x.double(), None, None)
+    assert (y.cpu() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
 def test_a_constant_channel_is_its_bias(device: str) -> None:
     x, weight, bias = given((70, 3), device)
     x = torch.full_like(x, 0.1).requires_grad_()

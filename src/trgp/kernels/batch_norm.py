@@ -189,6 +189,13 @@ def _affine(
 
 
 @triton.jit
+def _near(x: tl.tensor, c: tl.tensor, rows: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The mean of the first rows; of one alone it would be, where that is far off, far from all."""
+    some = _read(x, tl.arange(0, 64), c, rows, 0.0, C)
+    return tl.sum(some, 0) / tl.minimum(rows, 64)
+
+
+@triton.jit
 def _sums(
     x: tl.tensor,
     sums: tl.tensor,
@@ -198,14 +205,14 @@ def _sums(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Of d and d^2, where d = x - x[0] is near enough to the mean to keep the variance."""
+    """Of d and d^2, where d = x - near is small enough to keep the variance."""
     part = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.load(x + c, mask=c < C, other=0.0)[None, :]
+    near = _near(x, c, rows, C)[None, :]
     one = tl.zeros((ROWS, CHANNELS), tl.float32)
     two = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(part * ROWS, rows, PARTS * ROWS):
-        d = _read(x, start + tl.arange(0, ROWS), c, rows, first, C) - first
+        d = _read(x, start + tl.arange(0, ROWS), c, rows, near, C) - near
         one += d
         two += d * d
     tl.store(sums + part * 2 * C + c, tl.sum(one, 0), mask=c < C)
@@ -236,7 +243,7 @@ def _normalise(
     at = sums + tl.arange(0, PARTS)[:, None] * (2 * C) + c[None, :]
     one = tl.sum(tl.load(at, mask=known[None, :], other=0.0), 0) / rows
     two = tl.sum(tl.load(at + C, mask=known[None, :], other=0.0), 0) / rows
-    mean = tl.load(x + c, mask=known, other=0.0) + one
+    mean = _near(x, c, rows, C) + one
     # What is no number stays so: a run that diverges is to be seen doing it.
     variance = tl.maximum(two - one * one, 0.0, propagate_nan=tl.PropagateNan.ALL)
     rstd = tl.rsqrt(variance + EPS)
