@@ -173,8 +173,12 @@ def _grid(rows: int, columns: int, tiles: Tiles) -> tuple[int, int]:
 
 
 def _rounding() -> str:
-    said: str = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return "tf32" if said == "tf32" else "ieee"
+    cudnn: Any = torch.backends.cudnn
+    try:
+        allowed = cudnn.allow_tf32
+    except RuntimeError:  # of torch, which tells no more of this one once the newer one was set
+        allowed = cudnn.conv.fp32_precision == "tf32"
+    return "tf32" if allowed else "ieee"
 
 
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])
