@@ -1,6 +1,6 @@
 """Local response norm's kernels: torch's numbers, channels last, in one node of a graph."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
+from trgp.kernels.mode import OwnKernels
 from trgp.kernels.response_norm import response_norm
 from trgp.models import lenet
 
@@ -58,21 +58,9 @@ def test_output_and_gradient_are_lenets(scale: float, device: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_lenets_norm_can_be_sent_to_a_kernel(device: str) -> None:
-    class Sent(TorchFunctionMode):
-        def __torch_function__(
-            self,
-            func: Callable[..., Any],
-            types: Iterable[type],
-            args: tuple[Any, ...] = (),
-            kwargs: dict[str, Any] | None = None,
-        ) -> Any:
-            if func is lenet.response_norm:
-                return response_norm(*args, *LENETS)
-            return func(*args, **kwargs or {})
-
+def test_lenets_norm_is_sent_to_the_kernel(device: str) -> None:
     x = torch.randn(2, 20, 4, 4, device=device)
-    with Sent():
+    with OwnKernels():
         found = lenet.ResponseNorm()(x)
     assert torch.equal(found, response_norm(x, *LENETS))
 

@@ -126,7 +126,9 @@ def _respond(input: Tensor) -> Tensor | None:
 
 def _view(input: Tensor, *shape: Any, **other: Any) -> Tensor | None:
     """Of maps that lie channels last: torch's could be flattened as they are, these are copied."""
-    if other or isinstance(shape[0], torch.dtype) or is_functorch_wrapped_tensor(input):
+    if other or not shape or isinstance(shape[0], torch.dtype):
+        return None
+    if is_functorch_wrapped_tensor(input):
         return None
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     return input.reshape(*shape) if last and not input.is_contiguous() else None
