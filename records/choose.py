@@ -133,8 +133,16 @@ FIVE = Search(
     "five-datasets",
     {
         "multitask": FIVE_PLAIN,
-        "ewc": {"lr": (0.03, 0.1), "strength": (500.0, 5e3, 5e4)},
-        "hat": {"lr": (0.03, 0.1), "sparsity": (0.25, 0.75)},
+        "ewc": [
+            {"lr": (0.03, 0.1), "strength": (500.0, 5e3, 5e4)},
+            {"lr": (0.01,), "strength": (50.0, 500.0, 5e3)},
+            {"lr": (0.03,), "strength": (50.0,)},
+        ],
+        "hat": [
+            {"lr": (0.03, 0.1), "sparsity": (0.25, 0.75)},
+            {"lr": (0.01,), "sparsity": (0.25,)},
+            {"lr": (0.01, 0.03), "sparsity": (0.1,)},
+        ],
         "agem": FIVE_PLAIN,
         "er": FIVE_PLAIN,
     },
@@ -195,10 +203,13 @@ def settings(search: Search, methods: Iterable[str]) -> Iterator[Setting]:
                 yield Setting(search, method, dict(zip(grid, values, strict=True)))
 
 
-def scored(wanted: Iterable[Setting], place: Place, jobs: int) -> list[Score]:
-    """Mean validation ACC and BWT of every setting, None where a seed diverged."""
+def scored(
+    wanted: Iterable[Setting], out: Sequence[Mapping[str, Any]], place: Place, jobs: int
+) -> list[Score]:
+    """Mean validation ACC and BWT of every setting, None where a seed diverged or did before."""
     runs = [(setting, setting.cells) for setting in wanted]
-    planned = plan([cell for _, cells in runs for cell in cells], place)
+    tried = [cells for s, cells in runs if json.loads(json.dumps(s.values)) not in out]
+    planned = plan([cell for cells in tried for cell in cells], place)
     for sentence in dict.fromkeys(planned.lacking.values()):
         raise SystemExit(sentence)
     results = dict(planned.finished)
@@ -213,6 +224,29 @@ def scored(wanted: Iterable[Setting], place: Place, jobs: int) -> list[Score]:
         {"method": s.method, **s.values, **_means([results.get(cell) for cell in cells])}
         for s, cells in runs
     ]
+
+
+def diverged(path: Path, search: Search, method: str) -> list[dict[str, Any]]:
+    """Settings that a search like this one, of this version, has found to diverge."""
+    grids = json.loads(path.read_text())["grids"] if path.exists() else {}
+    grid = grids.get(method, {})
+    if any(grid.get(key) != value for key, value in _how(search).items()):
+        return []
+    return [
+        {k: v for k, v in cell.items() if k not in ("acc", "bwt")}
+        for cell in grid["cells"]
+        if cell["acc"] is None
+    ]
+
+
+def _how(search: Search) -> dict[str, Any]:
+    """What a method's scores say of their search, as JSON has it."""
+    return {
+        "seeds": list(search.seeds),
+        "tasks": search.tasks or entry(search.benchmark).tasks,
+        "epochs": search.epochs,
+        "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
+    }
 
 
 def _means(runs: list[Result | None]) -> dict[str, float | None]:
@@ -237,10 +271,7 @@ def write(path: Path, search: Search, scores: list[Score]) -> None:
         if len(done) == wanted:
             done.sort(key=lambda score: -(score["acc"] or 0))
             grids[method] = {
-                "seeds": search.seeds,
-                "tasks": search.tasks or entry(search.benchmark).tasks,
-                "epochs": search.epochs,
-                "versions": {"trgp": trgp.__version__, "torch": torch.__version__},
+                **_how(search),
                 "cells": [{k: v for k, v in score.items() if k != "method"} for score in done],
             }
     path.write_text(as_text(search.benchmark, search.preset, grids))
@@ -280,9 +311,10 @@ def main() -> None:
     jobs = args.jobs or (cores() if resolve(args.device).type == "cpu" else 30)
     place = Place(args.device, args.runs, args.data_root)
     args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"choose-{args.search}.json"
     for method in methods:  # one by one, so that finished grids are kept
-        scores = scored(settings(search, [method]), place, jobs)
-        write(args.out / f"choose-{args.search}.json", search, scores)
+        out = diverged(path, search, method)
+        write(path, search, scored(settings(search, [method]), out, place, jobs))
 
 
 if __name__ == "__main__":
