@@ -221,13 +221,13 @@ class NativeTRGP(Contender):
         grads = iter(torch.autograd.grad(F.cross_entropy(h, y), wanted))
         with torch.no_grad():
             for name, (_, x) in factors.items():
-                self.W[name] = native.factored_step(
-                    self.tasks[name], self.W[name], next(grads), x, LR, LR
-                )
+                along = native.scaled_factors(self.tasks[name], next(grads), x)
+                taken_off(self.W[name], along)
             for name in weights:
-                self.W[name] = native.gradient_step(
-                    self.tasks[name], self.W[name], next(grads), LR, LR
-                )
+                G = next(grads)
+                back = native.scaled_excess(self.tasks[name], G)
+                W = self.W[name].detach().sub_(G, alpha=LR)
+                self.W[name] = taken_off(W, back._replace(left=-back.left))
             for p in self.others:
                 p.sub_(next(grads), alpha=LR)
 
@@ -282,6 +282,11 @@ class DenseTRGP(Contender):
             name: (self.effective(name)[None], matrix(module))
             for name, module in self.layers.items()
         }
+
+
+def taken_off(W: Tensor, along: native.Product) -> Tensor:
+    """A step of W along it, in its memory."""
+    return native.taken_off(W, along._replace(left=LR * along.left))
 
 
 def apply(module: nn.Module, x: Tensor, W: Tensor) -> Tensor:

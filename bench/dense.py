@@ -7,12 +7,13 @@ parameter of which a corner is used, and gradients are projected by the dense P 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from trgp.core import native
 from trgp.core.plan import matches
 from trgp.engine.context import Context
-from trgp.methods.base import Grads, Params, Rate
+from trgp.methods.base import Grads, Params
 from trgp.methods.gpm import GPMMethod
+from trgp.methods.layerwise import Along
 from trgp.methods.protected import Directions
 from trgp.tree import State, level, put, tensors
 
@@ -54,6 +55,7 @@ class Dense(GPMMethod):
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         return frozenset()
 
-    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
+    def along(self, name: str, grads: Grads, state: State) -> Along:
         G = self.packed(self.layers[name], grads)
-        return W - lr * (G - G @ tensors(level(state, "dense", name))["P"])
+        P = tensors(level(state, "dense", name))["P"]
+        return Along(True, native.Product(G.mT, P.unsqueeze(0)))

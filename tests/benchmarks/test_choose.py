@@ -56,8 +56,9 @@ def test_every_setting_is_a_configuration_of_its_own(choose: Any) -> None:
 def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
     choose: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What diverges has none."""
-    found = choose.scored(choose.settings(choose.SMALL, ["finetune"]), place(tmp_path / "a"), 1)
+    """What diverges has none, and is out once that is written down."""
+    here = place(tmp_path / "a")
+    found = choose.scored(choose.settings(choose.SMALL, ["finetune"]), [], here, 1)
     options = {"seeds": [100, 101], "tasks": 2, "score_on": "validation", "device": "cpu"}
     results = trgp.run("split-digits", "finetune", lr=0.1, out=tmp_path / "b", **options)
     means = {
@@ -69,9 +70,16 @@ def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
         {"method": "finetune", "lr": 1e6, "acc": None, "bwt": None},
     ]
     assert len(capsys.readouterr().out.splitlines()) == 4
-    again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), place(tmp_path / "a"), 1)
+    path = tmp_path / "choose-split-digits.json"
+    assert choose.diverged(path, choose.SMALL, "finetune") == []
+    choose.write(path, choose.SMALL, found)
+    out = choose.diverged(path, choose.SMALL, "finetune")
+    assert out == [{"lr": 1e6}]
+    longer = dataclasses.replace(choose.SMALL, tasks=3)
+    assert choose.diverged(path, longer, "finetune") == []  # which that one does not tell
+    again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), out, here, 1)
     assert again == found
-    assert len(capsys.readouterr().out.splitlines()) == 2  # only what diverged is tried again
+    assert capsys.readouterr().out == ""
 
 
 def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: Path) -> None:

@@ -39,13 +39,14 @@ class Literal(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Rates that change at every step, each in its own way."""
+    """A rate that changes at every step, and that of Q as a multiple of it."""
 
     mu: float = 0.0
     nesterov: bool = False
+    ratio: float = 0.4
 
-    def rates(self, step: int) -> tuple[float, float]:
-        return 0.3 / (1 + step / 20), 0.1 * (1 + step % 3)
+    def rate(self, step: int) -> float:
+        return 0.3 / (1 + step / 20)
 
 
 def make_problem(
@@ -87,7 +88,7 @@ def literal_begin(problem: Problem) -> Literal:
 
 def literal_step(problem: Problem, now: Literal, step: int, schedule: Schedule) -> Literal:
     """Autograd through W_eff; the gradient of W is projected, Q is not constrained."""
-    lr, lr_q = schedule.rates(step)
+    lr = schedule.rate(step)
     variables = [t.clone().requires_grad_() for t in (now.W, *now.S)]
     W_eff = effective_weight(variables[0], bases(problem), variables[1:])
     loss = loss_of(problem.x[step] @ W_eff.mT, problem.target[step])
@@ -96,7 +97,7 @@ def literal_step(problem: Problem, now: Literal, step: int, schedule: Schedule) 
     V = [schedule.mu * v + d for v, d in zip((now.VW, *now.VS), (G, *grads), strict=True)]
     along = [d + schedule.mu * v for v, d in zip(V, (G, *grads), strict=True)]
     D = along if schedule.nesterov else V
-    S = [s - lr_q * d for s, d in zip(now.S, D[1:], strict=True)]
+    S = [s - schedule.ratio * lr * d for s, d in zip(now.S, D[1:], strict=True)]
     return Literal(now.W - lr * D[0], S, V[0], V[1:])
 
 
@@ -107,42 +108,32 @@ def factors(problem: Problem, W: Tensor, step: int) -> tuple[Tensor, Tensor]:
     return delta, problem.x[step]
 
 
-Snapshot = tuple[Tensor, Tensor | native.Momentum]  # the effective weight and the momentum
+def along_of(task: native.Task, form: native.Form, delta: Tensor, x: Tensor) -> Tensor:
+    """What a step moves along, as one matrix."""
+    if form == "factored":
+        left, right = native.scaled_factors(task, delta, x)
+        return left.mT @ right
+    G = delta.mT @ x
+    left, right = native.scaled_excess(task, G)
+    return G - left.mT @ right
+
+
+Snapshot = tuple[Tensor, Tensor]  # the effective weight and the momentum
 Step = Callable[[Snapshot, int], Snapshot]
 
 
-def gradient_run(problem: Problem, schedule: Schedule) -> tuple[native.Task, Snapshot, Step]:
-    task = native.begin(problem.W, problem.M, problem.masks, "gradient")
+def native_run(
+    form: native.Form, problem: Problem, schedule: Schedule
+) -> tuple[native.Task, Snapshot, Step]:
+    task = native.begin(problem.W, problem.M, problem.masks, form, schedule.ratio)
 
     def step(now: Snapshot, i: int) -> Snapshot:
         W, V = now
-        assert isinstance(V, Tensor)
-        delta, x = factors(problem, W, i)
-        G = delta.mT @ x
-        V = schedule.mu * V + G
-        along = G + schedule.mu * V if schedule.nesterov else V
-        return native.gradient_step(task, W, along, *schedule.rates(i)), V
+        D = along_of(task, form, *factors(problem, W, i))
+        V = schedule.mu * V + D
+        return W - schedule.rate(i) * (D + schedule.mu * V if schedule.nesterov else V), V
 
     return task, (problem.W, torch.zeros_like(problem.W)), step
-
-
-def factored_run(problem: Problem, schedule: Schedule) -> tuple[native.Task, Snapshot, Step]:
-    task = native.begin(problem.W, problem.M, problem.masks, "factored")
-
-    def step(now: Snapshot, i: int) -> Snapshot:
-        W, before = now
-        assert isinstance(before, native.Momentum)
-        delta, x = factors(problem, W, i)
-        if not schedule.mu:
-            return native.factored_step(task, W, delta, x, *schedule.rates(i)), before
-        V = native.factored_momentum(task, before, delta, x, schedule.mu)
-        along = native.nesterov(before, V, schedule.mu) if schedule.nesterov else V
-        return native.momentum_step(W, along, *schedule.rates(i)), V
-
-    return task, (problem.W, native.no_momentum(problem.W)), step
-
-
-RUNS = {"gradient": gradient_run, "factored": factored_run}
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -177,7 +168,7 @@ def test_equals_the_literal_form(
     """Over 50 steps, going back to an earlier snapshot on the way."""
     problem = make_problem(seed, g, o, n, K, b)
     literal = kept = literal_begin(problem)
-    task, now, step = RUNS[form](problem, schedule)
+    task, now, step = native_run(form, problem, schedule)
     snapshot = now
     for i in range(STEPS):
         literal = literal_step(problem, literal, i, schedule)
@@ -208,7 +199,9 @@ def test_scalings_found_in_a_weight_make_that_weight(rows: int, dtype: torch.dty
     eff = W
     for i in range(STEPS):
         delta, x = factors(problem, eff.double(), i)
-        eff = native.gradient_step(task, eff, (delta.mT @ x).to(dtype), 0.1, 0.1)
+        G = (delta.mT @ x).to(dtype)
+        left, right = native.scaled_excess(task, G)
+        eff = native.taken_off(eff - 0.1 * G, native.Product(-0.1 * left, right))
     found = native.scalings(task, eff)
     assert all(S.dtype == dtype and bool(S.isfinite().all()) for S in found)
     shared = with_coordinates(eff, task.M, task.C)
@@ -220,12 +213,12 @@ def test_scalings_found_in_a_weight_make_that_weight(rows: int, dtype: torch.dty
 def test_without_old_tasks_it_is_gpm_and_without_memory_sgd(form: native.Form) -> None:
     for ranks in ([4, 2], [0, 0]):
         problem = make_problem(0, 2, 3, 6, 0, 4, ranks)
-        _, now, step = RUNS[form](problem, Schedule())
+        _, now, step = native_run(form, problem, Schedule())
         W = problem.W
         for i in range(STEPS):
             delta, x = factors(problem, W, i)
             G = delta.mT @ x
-            W = W - Schedule().rates(i)[0] * (G - G @ problem.M @ problem.M.mT)
+            W = W - Schedule().rate(i) * (G - G @ problem.M @ problem.M.mT)
             now = step(now, i)
         close(now[0], W)
 
@@ -235,18 +228,13 @@ def test_without_old_tasks_it_is_gpm_and_without_memory_sgd(form: native.Form) -
 def test_both_gains_agree(form: native.Form, o: int) -> None:
     """A narrow layer keeps the A_j, a wide one goes through C; either may stand in."""
     problem = make_problem(1, 2, o, 9, 3, 4, [7, 5])
-    task = native.begin(problem.W, problem.M, problem.masks, form)
+    task = native.begin(problem.W, problem.M, problem.masks, form, 2.0)
     C_j = task.C[:, None] * task.masks[:, :, None]
     A, N = (C_j @ C_j.mT).transpose(1, 2), task.masks.mT @ task.masks
     assert task.gain.shape == (A if o == 2 else N).shape
-    delta, x = factors(problem, problem.W, 0)
-    ends = [
-        native.gradient_step(either, problem.W, delta.mT @ x, 0.1, 0.2)
-        if form == "gradient"
-        else native.factored_step(either, problem.W, delta, x, 0.1, 0.2)
-        for either in (task._replace(gain=A), task._replace(gain=N))
-    ]
-    close(ends[0], ends[1])
+    given = factors(problem, problem.W, 0)
+    either = [task._replace(gain=gain) for gain in (A, 2.0 * N)]
+    close(*(along_of(one, form, *given) for one in either))
 
 
 class Stacked(NamedTuple):
@@ -271,33 +259,31 @@ def stacked_problems() -> list[Stacked]:
     return runs
 
 
-def every_step(run: Stacked, lr: Tensor, lr_q: Tensor) -> list[Tensor]:
+def every_step(run: Stacked, lr: Tensor) -> list[Tensor]:
     """The weight after one step of every kind."""
     task, dense, W, delta, x = run
     G = (delta.mT @ x)[None]
     P = native.outside(task.M)
-    V = native.factored_momentum(task, native.no_momentum(W), delta, x, 0.9)
-    return [
-        native.factored_step(task, W, delta, x, lr, lr_q),
-        native.gradient_step(task, W, G, lr, lr_q),
-        native.dense_factored_step(dense, W, delta, x, lr),
-        native.dense_step(dense, W, G, lr),
-        native.projected_factored_step(task.M, W, delta, x, lr),
-        native.projected_step(task.M, W, G, lr),
-        native.narrowed_factored_step(P, W, delta, x, lr),
-        native.narrowed_step(P, W, G, lr),
-        native.momentum_step(W, native.nesterov(native.no_momentum(W), V, 0.9), lr, lr_q),
+    along = [
+        native.scaled_factors(task, delta, x),
+        native.scaled_excess(task, G),
+        native.dense_factors(dense, delta, x),
+        native.dense_gradient(dense, G),
+        native.free_factors(task.M, delta, x),
+        native.free_excess(task.M, G),
+        native.narrowed_factors(P, delta, x),
     ]
+    return [native.taken_off(W.clone(), native.Product(lr * left, right)) for left, right in along]
 
 
 def test_runs_under_vmap() -> None:
     """Every run with rates of its own, as plain (b, o) and (b, n) factors."""
     runs = stacked_problems()
-    lr, lr_q = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.1, 0.2])
+    lr = torch.tensor([0.1, 0.2, 0.3])
     together = torch.utils._pytree.tree_map(lambda *each: torch.stack(each), *runs)
-    batched = torch.func.vmap(every_step)(together, lr, lr_q)
+    batched = torch.func.vmap(every_step)(together, lr)
     for i, run in enumerate(runs):
-        for stacked, alone in zip(batched, every_step(run, lr[i], lr_q[i]), strict=True):
+        for stacked, alone in zip(batched, every_step(run, lr[i]), strict=True):
             close(stacked[i], alone)
 
 
@@ -305,7 +291,7 @@ def test_steps_depend_on_shapes_alone() -> None:
     """Tensors without data refuse whatever a CUDA graph would: reading a value on the host."""
     rate = torch.empty((), device="meta")
     run = torch.utils._pytree.tree_map(lambda tensor: tensor.to("meta"), stacked_problems()[0])
-    every_step(run, rate, rate)
+    every_step(run, rate)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -327,25 +313,21 @@ def test_whole_matrices_take_the_same_steps(
     ranks = data.draw(st.lists(st.integers(0, n), min_size=g, max_size=g))
     ratio = data.draw(st.sampled_from([1.0, 0.02, 3.0]))
     problem = make_problem(seed, g, o, n, K, b, ranks)
-    task = native.begin(problem.W, problem.M, problem.masks, form)
+    task = native.begin(problem.W, problem.M, problem.masks, form, ratio)
     dense, P = native.dense(task, K + more, ratio), native.outside(problem.M)
-    W, whole, free, narrowed = [problem.W] * 4
-    for i in range(10):
-        lr, _ = Schedule().rates(i)
-        delta, x = factors(problem, W, i)
+    for i in range(3):
+        delta, x = factors(problem, problem.W, i)
+        G = delta.mT @ x
         if form == "gradient":
-            G = delta.mT @ x
-            W = native.gradient_step(task, W, G, lr, ratio * lr)
-            whole = native.dense_step(dense, whole, G, lr)
-            free = native.projected_step(problem.M, free, G, lr)
-            narrowed = native.narrowed_step(P, narrowed, G, lr)
+            whole, free = native.dense_gradient(dense, G), native.free_excess(problem.M, G)
+            narrowed = native.Product(G.mT, P)
         else:
-            W = native.factored_step(task, W, delta, x, lr, ratio * lr)
-            whole = native.dense_factored_step(dense, whole, delta, x, lr)
-            free = native.projected_factored_step(problem.M, free, delta, x, lr)
-            narrowed = native.narrowed_factored_step(P, narrowed, delta, x, lr)
-    close(whole, W)
-    close(narrowed, free)
+            whole = native.dense_factors(dense, delta, x)
+            free = native.free_factors(problem.M, delta, x)
+            narrowed = native.narrowed_factors(P, delta, x)
+        plain, sign = (G, -1) if form == "gradient" else (torch.zeros_like(G), 1)
+        close(whole.left.mT @ whole.right, along_of(task, form, delta, x))
+        close(narrowed.left.mT @ narrowed.right, plain + sign * free.left.mT @ free.right)
 
 
 def test_shapes_of_whole_matrices_depend_on_the_layer_alone() -> None:
@@ -382,14 +364,14 @@ def test_a_sum_with_a_product_under_vmap_is_that_of_each(g: int, stacked: str) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_steps_are_captured() -> None:
     run = torch.utils._pytree.tree_map(lambda tensor: tensor.cuda(), stacked_problems()[1])
-    lr, lr_q = torch.tensor(0.1, device="cuda"), torch.tensor(0.2, device="cuda")
-    every_step(run, lr, lr_q)  # libraries are set up before a capture
+    lr = torch.tensor(0.1, device="cuda")
+    every_step(run, lr)  # libraries are set up before a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = every_step(run, lr, lr_q)
+        captured = every_step(run, lr)
     lr.fill_(0.3)
     graph.replay()
-    for got, expected in zip(captured, every_step(run, lr, lr_q), strict=True):
+    for got, expected in zip(captured, every_step(run, lr), strict=True):
         close(got, expected)
 
 

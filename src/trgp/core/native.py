@@ -9,15 +9,17 @@ trust region is a choice of M's columns. Hence C = W M is constant, and with G =
 where X_j keeps the columns of X that belong to B_j and zeroes the others. So the parameter can be
 W_eff itself, and a step of both W and the Q_j is
 
-    W_eff <- W_eff - lr (G - T M') - lr_q S M'       with S = sum_j A_j T_j and A_j = C_j C_j'.
+    W_eff <- W_eff - lr (G - T M' + S M')       with S = sum_j A_j T_j and A_j = C_j C_j',
 
-This is exact for SGD with or without momentum, whose steps are linear in the gradients; other
-optimizers need the literal form. With no old task selected it is GPM, and with m = 0 plain SGD.
-Nothing but W_eff changes: it holds all that the Q_j have learnt, and they can be told from it.
+the A_j times lr_q / lr where Q has a rate of its own. What a step moves along is linear in G, and
+the same map from a task's first step to its last: so this is exact for SGD with or without
+momentum, and other optimizers need the literal form. With no old task selected it is GPM, and with
+m = 0 plain SGD. Nothing but W_eff changes: it holds all that the Q_j have learnt, and they can be
+told from it.
 
 Shapes: W (g, o, n), M (g, n, m), K selected old tasks. A zero column of M contributes nothing, so
 groups, and runs batched by vmap, may be padded to one m. What is called in every step depends on
-shapes alone: it runs eagerly, under vmap and inside a CUDA graph, and lr and lr_q may be tensors.
+shapes alone: it runs eagerly, under vmap and inside a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -32,7 +34,6 @@ from .subspace import columns_of
 from .vmapped import is_batchedtensor, runs_first
 
 Form = Literal["gradient", "factored"]
-Rate = float | Tensor
 
 SPARED: dict[Form, int] = {"factored": 1_000_000, "gradient": 100_000}
 """Multiplications in the time of the operations that whole matrices spare a step, about 30 and 10
@@ -44,20 +45,17 @@ class Task(NamedTuple):
 
     M: Tensor  # (g, n, m)
     C: Tensor  # (g, o, m) = W M
-    signs: Tensor  # (g, 1 + K, m): -1 everywhere, then for every j 1 at the columns that make B_j
-    gain: Tensor  # A_j (g, o, K, o), or N (g, m, m): how many B_j hold both of two columns
-
-    @property
-    def masks(self) -> Tensor:
-        """(g, K, m), of the selected tasks alone."""
-        return self.signs[:, 1:]
+    masks: Tensor  # (g, K, m): for every j 1 at the columns that make B_j
+    signs: Tensor  # (g, 1 + K, m): -1 everywhere, then the masks times lr_q / lr
+    gain: Tensor
+    """A_j (g, o, K, o), or lr_q / lr times N (g, m, m), how many B_j hold both of two columns."""
 
 
-class Momentum(NamedTuple):
-    """The filtered gradient in the factored form, split where lr and lr_q part ways."""
+class Product(NamedTuple):
+    """What a weight moves along, or a part of it, as the factors it is made of: left' right."""
 
-    free: Tensor  # (g, o, n), of G (I - M M')
-    scaled: Tensor  # (g, o, n), of S M'
+    left: Tensor  # (g, r, o)
+    right: Tensor  # (g, r, n)
 
 
 class Dense(NamedTuple):
@@ -67,23 +65,25 @@ class Dense(NamedTuple):
     gains: Tensor  # (g, o, (1 + K) o): I and the A_j, these times lr_q / lr
 
 
-def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form) -> Task:
+def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form, ratio: float = 1.0) -> Task:
     """The constants of a task that starts at the shared weight W, which is then W_eff.
 
-    `masks` are those of the selected old tasks, (g, m) or narrower where M has grown since.
+    `masks` are those of the selected old tasks, (g, m) or narrower where M has grown since. ratio:
+    lr_q / lr.
     """
     m = M.shape[2]
     C = W @ M
     wide = [pad(mask, (0, m - mask.shape[1])).to(W.dtype) for mask in masks]
-    signs = torch.stack([-W.new_ones(len(W), m), *wide], 1)
-    return Task(M, C, signs, gain_of(C, signs[:, 1:], form))
+    each = torch.stack(wide, 1) if wide else W.new_zeros(len(W), 0, m)
+    signs = torch.cat([-W.new_ones(len(W), 1, m), ratio * each], 1)
+    return Task(M, C, each, signs, gain_of(C, each, form, ratio))
 
 
-def gain_of(C: Tensor, masks: Tensor, form: Form) -> Tensor:
+def gain_of(C: Tensor, masks: Tensor, form: Form, ratio: float) -> Tensor:
     """A_j = C_j C_j' of every selected task, or where applying that costs more, N."""
     outer, inner = gain_costs(form, 1, masks.shape[1], *C.shape[1:])
     if outer > inner:
-        return masks.mT @ masks
+        return ratio * masks.mT @ masks
     C_j = C.unsqueeze(1) * masks.unsqueeze(2)
     return (C_j @ C_j.mT).transpose(1, 2).contiguous()
 
@@ -112,96 +112,82 @@ def _one(n: int, like: Tensor) -> Tensor:
     return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
-def dense_step(task: Dense, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
-    """One step from the gradient G (g, o, n): sum_j A_j G P_j is taken off, with 0 the free one."""
-    g, o, n = W.shape
-    each = _product(lr * G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
-    return _plus_product(W, task.gains, each, -1)
+def dense_factors(task: Dense, delta: Tensor, x: Tensor) -> Product:
+    """All (delta A_j)' (x P_j) in one product, 0 being the free one."""
+    g, n, _ = task.P.shape
+    o = task.gains.shape[1]
+    left = _product(delta.reshape(g, -1, o), task.gains).view(g, -1, o)
+    return Product(left, _product(x.reshape(g, -1, n), task.P).view(g, -1, n))
 
 
-def dense_factored_step(task: Dense, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
-    """The same from the factors of G: all (delta A_j)' (x P_j) in one product."""
-    g, o, n = W.shape
-    left = _product((lr * delta).reshape(g, -1, o), task.gains).view(g, -1, o)
-    right = _product(x.reshape(g, -1, n), task.P).view(g, -1, n)
-    return _plus_product(W, left.mT, right, -1)
+def dense_gradient(task: Dense, G: Tensor) -> Product:
+    """The same from the gradient G (g, o, n): sum_j A_j G P_j."""
+    g, o, n = G.shape
+    each = _product(G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
+    return Product(task.gains.mT, each)
 
 
-def gradient_step(task: Task, W: Tensor, G: Tensor, lr: Rate, lr_q: Rate) -> Tensor:
-    """One step from the gradient G (g, o, n) of the effective weight.
-
-    Momentum filters G first: V = mu V + G in its place, or G + mu V for Nesterov's.
-    """
-    T = _product(G, task.M)
-    if task.gain.dim() == 4:
-        T_j = (task.masks.unsqueeze(2) * T.unsqueeze(1)).flatten(1, 2)  # below each other
-        S = _product(task.gain.flatten(2), T_j)
-    else:
-        # C_j' T_j is C' T at the rows and columns of task j, so N sums all tasks in one product.
-        S = _product(task.C, task.gain * _product(task.C.mT, T))
-    return _plus_product(W - lr * G, lr * T - lr_q * S, task.M.mT)
-
-
-def factored_step(task: Task, W: Tensor, delta: Tensor, x: Tensor, lr: Rate, lr_q: Rate) -> Tensor:
-    """One step of a linear layer from its factors, G = delta' x, without ever forming G.
+def scaled_factors(task: Task, delta: Tensor, x: Tensor) -> Product:
+    """What a linear layer moves along, from the factors of G = delta' x, without ever forming G.
 
     delta (b, o) is the gradient of the layer's output, x (b, n) its input, with a column of ones
-    where there is a bias.
+    where there is a bias. With z = x M, delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M')
+    = A_j T_j M': a product of the size of a weight gradient.
     """
-    slow = lr * delta
-    fast = slow if lr_q is lr else lr_q * delta
-    left, right = _factors(task, slow, fast, x)
-    return _plus_product(W, left.flatten(1, 2).mT, right.flatten(1, 2), -1)
+    g, n, _ = task.M.shape
+    o, K = task.C.shape[1], task.masks.shape[1]
+    delta, x = delta.reshape(g, -1, o), x.reshape(g, -1, n)
+    z = _product(x, task.M)
+    if task.gain.dim() == 4:
+        scaled = _product(delta, task.gain.flatten(2))
+    else:
+        each = _product(delta, task.C).unsqueeze(2) * task.masks.unsqueeze(1)
+        scaled = _product(each.flatten(1, 2), task.C.mT)
+    b = delta.shape[1]
+    left = torch.cat([delta.unsqueeze(2), scaled.view(g, b, K, o)], 2)
+    each = z.unsqueeze(2) * task.signs.unsqueeze(1)
+    right = _product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
+    right[:, :, 0] += x
+    return Product(left.flatten(1, 2), right.flatten(1, 2))
 
 
-def narrowed_step(P: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
-    """W - lr G P, for a projector P (g, n, n) that is given whole."""
-    return _plus_product(W, lr * G, P, -1)
+def scaled_excess(task: Task, G: Tensor) -> Product:
+    """What of a step along G (g, o, n) itself is too much: (T - S) M'."""
+    T = _product(G, task.M)
+    if task.gain.dim() == 4:
+        # Below each other, times lr_q / lr.
+        T_j = (task.signs[:, 1:].unsqueeze(2) * T.unsqueeze(1)).flatten(1, 2)
+        A = task.gain.flatten(2)
+    else:
+        # C_j' T_j is C' T at the rows and columns of task j, so N sums all tasks in one product.
+        T_j = task.gain * _product(task.C.mT, T)
+        A = task.C
+    return Product(_into_product(T, A, T_j, -1).mT, task.M.mT)
 
 
-def narrowed_factored_step(P: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
-    """The same from the factors of G."""
-    g, o, n = W.shape
-    free = _product(x.reshape(g, -1, n), P)
-    return _plus_product(W, (lr * delta).reshape(g, -1, o).mT, free, -1)
+def taken_off(W: Tensor, along: Product) -> Tensor:
+    """W - left' right, in the memory of W if it is no batched one."""
+    return _into_product(W, along.left.mT, along.right, -1)
 
 
-def projected_step(M: Tensor, W: Tensor, G: Tensor, lr: Rate) -> Tensor:
-    """One step where no old task is trusted: W - lr G (I - M M'), which is GPM's."""
-    return _plus_product(W - lr * G, lr * _product(G, M), M.mT)
+def narrowed_factors(P: Tensor, delta: Tensor, x: Tensor) -> Product:
+    """G P for a projector P (g, n, n) that is given whole, from the factors of G."""
+    g, n, _ = P.shape
+    x = x.reshape(g, -1, n)
+    return Product(delta.reshape(g, x.shape[1], -1), _product(x, P))
 
 
-def projected_factored_step(M: Tensor, W: Tensor, delta: Tensor, x: Tensor, lr: Rate) -> Tensor:
-    """The same from the factors of G: it is the inputs that are projected."""
+def free_factors(M: Tensor, delta: Tensor, x: Tensor) -> Product:
+    """GPM's G (I - M M') from the factors of G: it is the inputs that are projected."""
     g, n, _ = M.shape
-    delta, x = delta.reshape(g, -1, W.shape[1]), x.reshape(g, -1, n)
+    x = x.reshape(g, -1, n)
     free = _plus_product(x, _product(x, M), M.mT, -1)
-    return _plus_product(W, (lr * delta).mT, free, -1)
+    return Product(delta.reshape(g, x.shape[1], -1), free)
 
 
-def no_momentum(W: Tensor) -> Momentum:
-    """The momentum before the first step."""
-    return Momentum(torch.zeros_like(W), torch.zeros_like(W))
-
-
-def factored_momentum(task: Task, V: Momentum, delta: Tensor, x: Tensor, mu: float) -> Momentum:
-    """V = mu V + G, filtered part by part from the factors of G."""
-    left, right = _factors(task, delta, delta, x)
-    scaled = left[:, :, 1:].flatten(1, 2), right[:, :, 1:].flatten(1, 2)
-    return Momentum(
-        torch.baddbmm(V.free, left[:, :, 0].mT, right[:, :, 0], beta=mu),
-        torch.baddbmm(V.scaled, scaled[0].mT, scaled[1], beta=mu),
-    )
-
-
-def nesterov(before: Momentum, V: Momentum, mu: float) -> Momentum:
-    """G + mu V, written without G: V = mu before + G makes it V + mu (V - before)."""
-    return Momentum(*(old.lerp(new, 1 + mu) for old, new in zip(before, V, strict=True)))
-
-
-def momentum_step(W: Tensor, V: Momentum, lr: Rate, lr_q: Rate) -> Tensor:
-    """One step along the filtered gradient of the factored form."""
-    return W - lr * V.free - lr_q * V.scaled
+def free_excess(M: Tensor, G: Tensor) -> Product:
+    """What GPM takes off G: T M'."""
+    return Product(_product(G, M).mT, M.mT)
 
 
 def shift(task: Task, W: Tensor) -> Tensor:
@@ -272,30 +258,6 @@ def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
     return {"gradient": g * gradient, "factored": g * factored}
 
 
-def _factors(task: Task, slow: Tensor, fast: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """left (g, b, 1 + K, o) and right (g, b, 1 + K, n); of 1 + K the free part is first.
-
-    With z = x M, delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M') = A_j T_j M': the whole
-    update is left' right, a product of the size of a weight gradient. `slow` is delta times what G
-    is to be multiplied by, `fast` times what the A_j T_j are.
-    """
-    g, n, _ = task.M.shape
-    o, K = task.C.shape[1], task.signs.shape[1] - 1
-    slow, fast, x = slow.reshape(g, -1, o), fast.reshape(g, -1, o), x.reshape(g, -1, n)
-    z = _product(x, task.M)
-    if task.gain.dim() == 4:
-        scaled = _product(fast, task.gain.flatten(2))
-    else:
-        each = _product(fast, task.C).unsqueeze(2) * task.masks.unsqueeze(1)
-        scaled = _product(each.flatten(1, 2), task.C.mT)
-    b = slow.shape[1]
-    left = torch.cat([slow.unsqueeze(2), scaled.view(g, b, K, o)], 2)
-    each = z.unsqueeze(2) * task.signs.unsqueeze(1)
-    right = _product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
-    right[:, :, 0] += x
-    return left, right
-
-
 def _product(A: Tensor, B: Tensor) -> Tensor:
     """A B of every group; of one alone as plain matrices, for which GPUs have better kernels."""
     return (A[0] @ B[0]).unsqueeze(0) if len(A) == 1 else A @ B
@@ -312,8 +274,18 @@ def _plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
     return torch.addmm(*one, alpha=alpha).unsqueeze(0)
 
 
+def _into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
+    """The same where X is not needed any more: it becomes the result, if it is no batched one."""
+    if is_batchedtensor(X):
+        return _plus_product(X, A, B, alpha)
+    if len(A) > 1:
+        return X.baddbmm_(A, B, alpha=alpha)
+    X[0].addmm_(A[0], B[0], alpha=alpha)
+    return X
+
+
 class _StackedProduct(torch.autograd.Function):
-    """X + alpha A B of runs stacked by vmap, whose own rule takes three kernels for it, not one."""
+    """The same of runs stacked by vmap, whose own rule takes three kernels for it, not one."""
 
     @staticmethod
     def forward(X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:

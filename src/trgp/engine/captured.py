@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.donation import donated
 from ..data import Tensors
 from ..methods.base import Batch, Method, Params
 from ..tree import State, from_leaves, leaves
@@ -144,26 +145,28 @@ class CapturedTask:
                     f"A step made {', '.join(new)} of the state; let begin_task put it there."
                 )
             moved = [(p, t) for p, t in leaves(changes) if t is not self._moving[p]]
-            torch._foreach_copy_(
-                [self._params[n] for n in changed] + [self._moving[p] for p, _ in moved],
-                [params[n] for n in changed] + [t for _, t in moved],
-            )
+            if changed or moved:
+                torch._foreach_copy_(
+                    [self._params[n] for n in changed] + [self._moving[p] for p, _ in moved],
+                    [params[n] for n in changed] + [t for _, t in moved],
+                )
             self._total.add_(loss, alpha=cut.length)
             self._step += 1
 
     def _stepped(self, state: State, batch: Batch, cut: Cut) -> tuple[Params, State, Tensor]:
         method = self._method
         if not self._stacked:
-            params, after, loss = train_step(
-                method,
-                self._params,
-                state,
-                batch,
-                self._lr,
-                self._trained,
-                self._factored,
-                self._gradients,
-            )
+            with donated():
+                params, after, loss = train_step(
+                    method,
+                    self._params,
+                    state,
+                    batch,
+                    self._lr,
+                    self._trained,
+                    self._factored,
+                    self._gradients,
+                )
             return params, {k: after[k] for k in method.moving if k in after}, loss
         if cut not in self._probes:
             self._probes[cut] = probes_for(method, self._params, state, batch, self._factored)

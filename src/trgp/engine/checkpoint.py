@@ -22,7 +22,7 @@ from ..tree import State, from_leaves, leaves
 from .errors import RunError
 from .schedule import Schedule
 
-FORMAT = 2
+FORMAT = 3
 SPARE = 19  # of twenty parts of the time; one is for writing
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
 Content = tuple[dict[str, Tensor], dict[str, Any]]

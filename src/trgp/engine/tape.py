@@ -78,7 +78,8 @@ class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.begun_with: list[tuple[Tensor, Tensor]] = []
-        """Each tensor that is written and was there before, and what it was then."""
+        """Each tensor that is written and was there before, and what it was then, the last first:
+        put back in that order all is as before, also where one is a part of another."""
         self._lines: list[_Line] = []
         self._fixed: dict[str, Any] = {}  # by name: operations, and what was there before
         self._names: dict[Place, str] = {}
@@ -194,7 +195,7 @@ class _Tape(TorchDispatchMode):
             place = _place(tensor)
             if self._names.get(place) in self._fixed and place not in known:
                 with torch._C._DisableTorchDispatch():
-                    self.begun_with.append((tensor.detach(), tensor.detach().clone()))
+                    self.begun_with.insert(0, (tensor.detach(), tensor.detach().clone()))
 
     def _result(self, tensor: Tensor) -> str:
         place = _place(tensor)

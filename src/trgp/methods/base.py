@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from ..core.donation import writable
 from ..core.vmapped import is_batchedtensor
 from ..tree import State
 from .loss import cross_entropy
@@ -175,13 +176,44 @@ class Method:
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     """A plain step along all gradients that are no factors."""
     along = {name: grad for name, grad in grads.items() if isinstance(grad, Tensor)}
-    kinds = {grad.dtype for grad in along.values()}
-    # A rate for all of them has the digits of one kind: HAT's embeddings are of another than the
-    # weights of a network in float64. And vmap has no rule for what follows.
-    if len(kinds) != 1 or any(map(is_batchedtensor, along.values())):
+    if any(map(is_batchedtensor, along.values())):  # vmap has no rule for what follows
         return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
-    # All in two operations: of the many small tensors that norm layers have, each takes one.
-    rate = lr.to(kinds.pop()) if isinstance(lr, Tensor) else lr
-    steps = torch._foreach_mul(list(along.values()), rate)
-    moved = torch._foreach_sub([params[name] for name in along], steps)
-    return {**params, **dict(zip(along, moved, strict=True))}
+    new = {name: writable(params[name]) for name in along}
+    # HAT's embeddings have other digits than the weights of a network in float64.
+    for kind in {tensor.dtype for tensor in new.values()}:
+        names = [name for name, tensor in new.items() if tensor.dtype == kind]
+        _descend([new[name] for name in names], [along[name] for name in names], lr)
+    return {**params, **new}
+
+
+def _descend(params: list[Tensor], grads: list[Tensor], lr: Rate) -> None:
+    """p - lr g of tensors of one dtype, all in one operation or two: of the many small ones that
+    norm layers have, each would take as long by itself."""
+    first = params[0]
+    if first.is_cuda and first.dtype == torch.float32:
+        fused_sgd(params, grads, lr)
+        return
+    rate = lr.to(first.dtype) if isinstance(lr, Tensor) else lr
+    torch._foreach_sub_(params, torch._foreach_mul(grads, rate))
+
+
+def fused_sgd(params: list[Tensor], grads: list[Tensor], lr: Rate) -> None:
+    """p - lr g of float32 tensors, in one pass over their memory."""
+    # In the same digits whether it is a number or lies on the device.
+    digits = torch.as_tensor(lr).to(torch.float32)
+    alike = [
+        grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
+        for param, grad in zip(params, grads, strict=True)
+    ]
+    torch._fused_sgd_(
+        params,
+        alike,
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=digits if isinstance(lr, Tensor) else digits.item(),
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )

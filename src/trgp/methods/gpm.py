@@ -17,8 +17,8 @@ from ..core.guard import with_coordinates
 from ..core.subspace import Extension, extend
 from ..options import check_count
 from ..tree import State, level, put, tensors
-from .base import About, Factors, Grads, Params, Rate, Report
-from .layerwise import Layerwise, between, factors_for, several
+from .base import About, Grads, Params, Report
+from .layerwise import Along, Layerwise, between, several
 from .protected import Directions, Protected, input_grams
 from .quirks import one_short
 
@@ -116,17 +116,17 @@ class GPMMethod(Layerwise):
         memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
         return params, {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
 
-    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
-        each = self.layers[name]
+    def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))
         if not held:
-            return super().layer_step(name, W, grads, state, lr)
+            return super().along(name, grads, state)
         if "P" in held:
-            return self.narrowed_step(each, held["P"], W, grads, lr)
-        gradient = grads[each.names[0]]
-        if isinstance(gradient, Factors):
-            return native.projected_factored_step(held["M"], W, *factors_for(W, gradient), lr)
-        return native.projected_step(held["M"], W, self.packed(each, grads), lr)
+            return self.narrowed(name, held["P"], grads)
+        each = self.layers[name]
+        factors = each.factors(grads)
+        if factors is not None:
+            return Along(False, native.free_factors(held["M"], *factors))
+        return Along(True, native.free_excess(held["M"], self.packed(each, grads)))
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""

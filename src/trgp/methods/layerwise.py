@@ -2,16 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..core import native
 from ..core.branches import side_by_side
+from ..core.donation import writable
 from ..core.plan import Norm, Plan
 from ..tree import State, level, put, tensors
-from .base import Batch, Factors, Grads, Method, Params, Rate, sgd
+from .base import Batch, Grads, Method, Params, Rate, sgd
 from .protected import Protected, plan_of, protected_layers
+
+
+class Along(NamedTuple):
+    """What a layer's weight moves along in a step."""
+
+    plain: bool = True  # the gradient as it is
+    product: native.Product | None = None  # less this; or where it is not plain, this alone
 
 
 @dataclass(frozen=True)
@@ -57,29 +65,45 @@ class Layerwise(Method):
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        new = sgd(params, {k: g for k, g in grads.items() if k not in self._packed_names}, lr)
-        for name, each in side_by_side(self.layers.items()):
-            if each.names[0] in grads:
-                W = self.layer_step(name, each.pack(params), grads, state, lr)
-                new |= each.unpack(W, params)
+        layers = {name: each for name, each in self.layers.items() if each.names[0] in grads}
+        found: dict[str, Along] = {}
+        back = -lr
+        for name in side_by_side(layers):
+            plain, product = self.along(name, grads, state)
+            if product is not None:
+                product = native.Product((back if plain else lr) * product.left, product.right)
+            found[name] = Along(plain, product)
+        apart = {
+            own
+            for name, each in layers.items()
+            if not (found[name].plain and each.direct)
+            for own in each.names
+        }
+        # Plain steps first, all at once, and on top of them what is left of each layer's.
+        plain_ones = {name: grad for name, grad in grads.items() if name not in apart}
+        new = sgd(params, plain_ones, lr) | {name: writable(params[name]) for name in apart}
+        for name, each in side_by_side(layers.items()):
+            plain, product = found[name]
+            if each.direct:
+                new |= {} if product is None else each.moved(new, product)
+                continue
+            W = each.pack(params)
+            if plain:
+                W = W - lr * self.packed(each, grads)
+            new |= each.unpack(W if product is None else native.taken_off(W, product), params)
         return new, {}
 
-    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
-        """A protected layer's weight after a step."""
-        return W - lr * self.packed(self.layers[name], grads)
+    def along(self, name: str, grads: Grads, state: State) -> Along:
+        """What a protected layer's weight moves along."""
+        return Along()
 
-    def narrowed_step(
-        self, each: Protected, P: Tensor, W: Tensor, grads: Grads, lr: Rate
-    ) -> Tensor:
-        """A layer's weight after a step along G P."""
-        gradient = grads[each.names[0]]
-        if isinstance(gradient, Factors):
-            return native.narrowed_factored_step(P, W, *factors_for(W, gradient), lr)
-        return native.narrowed_step(P, W, self.packed(each, grads), lr)
-
-    @cached_property
-    def _packed_names(self) -> frozenset[str]:
-        return frozenset(name for each in self.layers.values() for name in each.names)
+    def narrowed(self, name: str, P: Tensor, grads: Grads) -> Along:
+        """Along G P, for a projector P (g, n, n) that is given whole."""
+        each = self.layers[name]
+        factors = each.factors(grads)
+        if factors is None:
+            return Along(False, native.Product(self.packed(each, grads).mT, P))
+        return Along(False, native.narrowed_factors(P, *factors))
 
     def packed(self, each: Protected, grads: Grads) -> Tensor:
         return each.pack({name: grads[name] for name in each.names})  # type: ignore[misc]
@@ -94,12 +118,6 @@ class Layerwise(Method):
     def weights_for(self, params: Params, state: State, task: int) -> Params:
         copies = tensors(level(state, "copies", str(task)))
         return {**params, **copies} if copies else params
-
-
-def factors_for(W: Tensor, gradient: Factors) -> Factors:
-    """In W's digits, and the inputs with a 1 for a bias, if W (g, o, n) has one."""
-    delta, x = (factor.to(W.dtype) for factor in gradient)
-    return Factors(delta, pad(x, (0, 1), value=1.0) if W.shape[2] > x.shape[1] else x)
 
 
 def several(value: object) -> tuple[object, ...]:

@@ -17,8 +17,8 @@ from ..core.decompositions import cholesky, qr
 from ..core.layers import Layer, Site
 from ..options import check_number
 from ..tree import State, level, put, tensors
-from .base import About, Grads, Params, Rate
-from .layerwise import Layerwise
+from .base import About, Grads, Params
+from .layerwise import Along, Layerwise
 from .stacks import batch_count, each, stacks
 
 if TYPE_CHECKING:
@@ -46,11 +46,9 @@ class OWM(Layerwise):
         check_number("alpha", self.alpha, above=0)
         check_number("alpha_end", self.alpha_end, above=0)
 
-    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
+    def along(self, name: str, grads: Grads, state: State) -> Along:
         P = tensors(level(state, "projectors")).get(name)
-        if P is None:
-            return super().layer_step(name, W, grads, state, lr)
-        return self.narrowed_step(self.layers[name], P, W, grads, lr)
+        return super().along(name, grads, state) if P is None else self.narrowed(name, P, grads)
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """The linear layers where a batch has fewer rows to project than its gradient has."""

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..core.capture import Gram, GramCapture, observing
 from ..core.layers import Layer, Site
+from ..core.native import Product, taken_off
 from ..core.plan import Norm, Plan, make_plan
 from ..core.subspace import columns_of
+from ..core.vmapped import is_batchedtensor
 from ..tree import State, level, tensors
-from .base import Batch, Params
+from .base import Batch, Factors, Grads, Params
 
 if TYPE_CHECKING:
     from ..engine.network import Network
@@ -34,6 +37,30 @@ class Protected:
     def fewer_rows(self, batch_size: int) -> bool:
         """Whether a batch's inputs are fewer rows to project than the gradient is."""
         return self.factored and batch_size < self.layer.shape[1]
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is stored in the digits that it is computed in."""
+        return all(param.dtype == self.layer.dtype for param in self.layer.params)
+
+    def factors(self, grads: Grads) -> Factors | None:
+        """Its gradient's, if it is given as such: (b, o) and (b, n), with a 1 for a bias."""
+        gradient = grads[self.names[0]]
+        if not isinstance(gradient, Factors):
+            return None
+        delta, x = (factor.to(self.layer.dtype) for factor in gradient)
+        return Factors(delta, pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x)
+
+    def moved(self, params: Params, along: Product) -> dict[str, Tensor]:
+        """What the parameters less left' right are, unless it has been written into them."""
+        named = [params[name] for name in self.names]
+        if is_batchedtensor(named[0]) or not all(tensor.is_contiguous() for tensor in named):
+            return self.unpack(taken_off(self.pack(params), along), params)
+        g, o, _ = self.layer.shape
+        rights = along.right.split([tensor.numel() // (g * o) for tensor in named], 2)
+        for tensor, right in zip(named, rights, strict=True):
+            taken_off(tensor.view(g, o, -1), Product(along.left, right))
+        return {}
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
         """The parameters, or their gradients, as one (g, o, n) matrix."""

@@ -67,7 +67,7 @@ class NativeForm(Form):
         K = len(trusted)
         sizes = (batch_size, K, *each.layer.shape, old.M.shape[2])
         form: native.Form = native.cheaper_form(*sizes) if each.factored else "gradient"
-        task = native.begin(W, old.M, [old.masks[t] for t in trusted], form)
+        task = native.begin(W, old.M, [old.masks[t] for t in trusted], form, self.rate)
         whole = each.factored and native.dense_pays(*sizes)
         return [], task._asdict() | (native.dense(task, K, self.rate)._asdict() if whole else {})
 

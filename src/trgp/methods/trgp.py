@@ -21,9 +21,9 @@ from ..core.scaling import effective_weight
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import check_count
 from ..tree import State, level, put, tensors
-from .base import BENT, About, Batch, Factors, Grads, Params, Rate, Report, sgd
+from .base import BENT, About, Batch, Grads, Params, Rate, Report, sgd
 from .gpm import GPMMethod
-from .layerwise import between, factors_for, several
+from .layerwise import Along, between, several
 from .loss import cross_entropy
 from .protected import Directions, Protected
 from .quirks import strongest_unprotected
@@ -248,28 +248,24 @@ class TRGPMethod(GPMMethod):
         new, moved = super().step(
             params, {n: g for n, g in grads.items() if n not in own}, state, batch, lr
         )
-        return sgd(new, own, self.rate_of_scalings(lr)), moved
+        rate = lr if self.scale_rate == 1 else lr * self.scale_rate
+        return sgd(new, own, rate), moved
 
-    def rate_of_scalings(self, lr: Rate) -> Rate:
-        return lr if self.scale_rate == 1 else lr * self.scale_rate  # one kernel less a layer
-
-    def layer_step(self, name: str, W: Tensor, grads: Grads, state: State, lr: Rate) -> Tensor:
+    def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))
         whole = "gains" in held
         if not whole and "signs" not in held:
-            return super().layer_step(name, W, grads, state, lr)
+            return super().along(name, grads, state)
         each = self.layers[name]
-        gradient = grads[each.names[0]]
-        if isinstance(gradient, Factors):
-            factors = factors_for(W, gradient)
+        factors = each.factors(grads)
+        if factors is not None:
             if whole:
-                return native.dense_factored_step(dense_of(held), W, *factors, lr)
-            lr_q = self.rate_of_scalings(lr)
-            return native.factored_step(native.Task(**held), W, *factors, lr, lr_q)
+                return Along(False, native.dense_factors(dense_of(held), *factors))
+            return Along(False, native.scaled_factors(native.Task(**held), *factors))
         G = self.packed(each, grads)
         if whole:
-            return native.dense_step(dense_of(held), W, G, lr)
-        return native.gradient_step(native.Task(**held), W, G, lr, self.rate_of_scalings(lr))
+            return Along(False, native.dense_gradient(dense_of(held), G))
+        return Along(True, native.scaled_excess(native.Task(**held), G))
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Keep the scalings, then extend the memory."""
