@@ -68,6 +68,33 @@ def test_rectified_it_is_what_relu_makes_of_it(
         assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("which", ["plus", "keep", "both"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_follows_comes_along(
+    shape: tuple[int, ...], which: str, relu: bool, device: str
+) -> None:
+    """Something is added before the ReLU, and some of it dropped after."""
+    inputs = given(shape, device)
+    dy = torch.randn(shape, device=device)
+    keep = (torch.rand(shape, device=device) < 0.7).to(torch.uint8) if which != "plus" else None
+    if which != "keep":
+        inputs.append(torch.randn(shape, device=device).requires_grad_())
+
+    def together(x: Tensor, weight: Tensor, bias: Tensor, plus: Tensor | None = None) -> Tensor:
+        share = 1.0 if keep is None else 0.7
+        return batch_norm(x, weight, bias, EPS, relu, plus, keep, share)
+
+    def apart(x: Tensor, weight: Tensor, bias: Tensor, plus: Tensor | None = None) -> Tensor:
+        y = own(x, weight, bias)
+        y = y if plus is None else y + plus
+        y = y.relu() if relu else y
+        return y if keep is None else y * keep / 0.7
+
+    for found, wanted in zip(passes(together, inputs, dy), passes(apart, inputs, dy), strict=True):
+        assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp(min=1)
+
+
 def test_rectified_a_constant_channel_gets_what_torch_gives_it(device: str) -> None:
     """At exactly 0 nothing, and what is no number stays so."""
     x = torch.full((6, 2), 0.5, device=device)
@@ -168,9 +195,10 @@ def test_torch_knows_what_the_operations_return(shape: tuple[int, ...], device: 
     x, weight, bias = given(shape, device)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     forward, backward = torch.ops.trgp.batch_norm, torch.ops.trgp.batch_norm_backward
-    torch.library.opcheck(forward, (x, weight, bias, EPS, True), test_utils=checks)
     plain = x.detach()
-    _, mean, rstd = forward(plain, weight, None, EPS, False)
-    torch.library.opcheck(
-        backward, (plain, plain, None, None, mean, rstd, False), test_utils=checks
-    )
+    keep = torch.ones_like(plain, dtype=torch.uint8)
+    for more in ((None, None, 1.0), (plain, keep, 0.5)):
+        torch.library.opcheck(forward, (x, weight, bias, EPS, True, *more), test_utils=checks)
+        _, mean, rstd = forward(plain, weight, None, EPS, False, *more)
+        given_back = (plain, plain, None, None, mean, rstd, False, *more)
+        torch.library.opcheck(backward, given_back, test_utils=checks)

@@ -1,5 +1,7 @@
 """A network as it is written comes to our kernels where they fit, and to torch's where not."""
 
+from typing import Any
+
 import pytest
 import torch
 from test_convolution import called_in
@@ -151,9 +153,65 @@ def test_where_triton_cannot_begin_it_is_told_once_and_left_out(
         assert not kernels._usable.__wrapped__(torch.device("cuda"))
 
 
-def own_rectified(x: Tensor, norm: nn.Module) -> Tensor:
+def own_rectified(x: Tensor, norm: nn.Module, **more: Any) -> Tensor:
     with OwnKernels():
-        return norm_relu(x, norm)
+        return norm_relu(x, norm, **more)
+
+
+def test_a_sum_and_dropout_go_along_with_the_norm(device: str) -> None:
+    """In evaluation nothing is dropped; in training about the share that is asked for."""
+    norm = nn.BatchNorm2d(3, track_running_stats=False).to(device)
+    x, plus = images(device), torch.randn(2, 3, 8, 8).to(device)
+    dropout = nn.Dropout(0.3)
+    dropout.eval()
+    rectified = norm_relu(x, norm, plus)
+    torch.testing.assert_close(own_rectified(x, norm, plus=plus, dropout=dropout), rectified)
+    dropout.train()
+    torch.manual_seed(0)
+    found = own_rectified(x, norm, plus=plus, dropout=dropout)
+    torch.manual_seed(0)
+    assert torch.equal(own_rectified(x, norm, plus=plus, dropout=dropout), found)
+    above = rectified > 0
+    kept = found > 0
+    torch.testing.assert_close(found[kept], rectified[kept] / 0.7)
+    assert not found[~kept].any()
+    assert 0.55 < float(kept.sum() / above.sum()) < 0.85
+
+
+def fits_not(kind: str, device: str) -> dict[str, Any]:
+    watched = nn.Dropout(0.3)
+    watched.register_forward_hook(lambda module, args, output: None)
+    other = torch.randn(2, 3, 1, 1).to(device)
+    return {
+        "another dropout": {"dropout": nn.Dropout2d(0.3)},
+        "a watched dropout": {"dropout": watched},
+        "everything dropped": {"dropout": nn.Dropout(1.0)},
+        "a sum of another shape": {"plus": other},
+        "a sum in other digits": {"plus": other.expand(2, 3, 8, 8).double()},
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "another dropout",
+        "a watched dropout",
+        "everything dropped",
+        "a sum of another shape",
+        "a sum in other digits",
+    ],
+)
+def test_what_follows_a_norm_and_does_not_fit_is_torchs(kind: str, device: str) -> None:
+    """With the norm: the kernel is one for all of it."""
+    norm = nn.BatchNorm2d(3, track_running_stats=False).to(device)
+    more = fits_not(kind, device)
+    x = images(device)
+    torch.manual_seed(0)
+    wanted = norm_relu(x, norm, **more)
+    torch.manual_seed(0)
+    torch.testing.assert_close(own_rectified(x, norm, **more), wanted, rtol=1e-4, atol=1e-5)
+    called = called_in(lambda: own_rectified(x, norm, **more))
+    assert "trgp.batch_norm.default" not in called
 
 
 def test_a_bias_is_added(device: str) -> None:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..kernels import product
 from .decompositions import cholesky, cholesky_solve
 from .subspace import columns_of
 from .vmapped import is_batchedtensor, runs_first
@@ -260,7 +261,7 @@ def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
 
 def _product(A: Tensor, B: Tensor) -> Tensor:
     """A B of every group; of one alone as plain matrices, for which GPUs have better kernels."""
-    return (A[0] @ B[0]).unsqueeze(0) if len(A) == 1 else A @ B
+    return product(A[0], B[0]).unsqueeze(0) if len(A) == 1 else A @ B
 
 
 def _plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["own_kernels"]
+__all__ = ["own_kernels", "product"]
 
 SWITCH = "TRGP_KERNELS"  # an environment variable: 0 leaves everything to torch's kernels
 
@@ -20,6 +20,17 @@ def own_kernels(device: torch.device) -> AbstractContextManager[object]:
     from .mode import OwnKernels  # which imports Triton
 
     return OwnKernels()
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a (M, K) b (K, N), by the kernel for few rows where it fits."""
+    if a.is_cuda and _usable(a.device):
+        from . import few_rows
+
+        if few_rows.fits(a, b):
+            found: torch.Tensor = few_rows.product(a, b)
+            return found
+    return a @ b
 
 
 @cache

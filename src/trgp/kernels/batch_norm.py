@@ -7,15 +7,16 @@ Maps that lie channels last are rows of C numbers each, as samples of C features
     dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat))
     dweight = sum(dy xhat), dbias = sum(dy)
 
-and where a ReLU follows, max(y, 0) in place of y, and dy only where y is above 0: there y is
-computed again rather than read.
+What follows in a network comes along: something is added to y, a ReLU makes it max(y, 0), dropout
+keeps some of it and divides that by the share it keeps. Backward, y is computed again rather than
+read, to tell where it was above 0.
 
 The first kernel of a pass sums a part of the rows in every program; in the second, every program
 adds up the parts of its own channels. There are no atomic sums: the same input comes to the same
 bits every time.
 """
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 import triton
@@ -29,20 +30,38 @@ PARTS = 128  # at most: every program of a second kernel reads all of them
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool = False
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool = False,
+    plus: Tensor | None = None,
+    keep: Tensor | None = None,
+    share: float = 1.0,
 ) -> Tensor:
-    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last, rectified or
-    not."""
-    y: Tensor = _normalised(x, weight, bias, eps, relu)[0]
+    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last.
+
+    plus, keep: of the shape of x; what is added, and 1 where dropout keeps a number, which it does
+    with so large a share of them.
+    """
+    y: Tensor = _normalised(x, weight, bias, eps, relu, plus, keep, share)[0]
     return y
 
 
 @torch.library.custom_op("trgp::batch_norm", mutates_args=())
 def _normalised(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool,
+    plus: Tensor | None,
+    keep: Tensor | None,
+    share: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y of x (N, C) or (N, C, H, W), and the mean and rstd of every channel."""
-    x, weight, bias = _in_rows(x), _dense(weight), _dense(bias)
+    x, plus, keep = _in_rows(x), _in_rows(plus), _in_rows(keep)
+    weight, bias = _dense(weight), _dense(bias)
     c = x.shape[1]
     rows = x.numel() // c
     parts, tall = _parts(rows, c)
@@ -51,14 +70,36 @@ def _normalised(
     with torch.cuda.device_of(x):
         _sums[parts, triton.cdiv(c, NARROW)](x, sums, rows, c, parts, tall, NARROW)
         _normalise[_grid(rows, c)](
-            x, weight, bias, sums, y, mean, rstd, rows, eps, c, relu, parts, *TILE
+            x,
+            weight,
+            bias,
+            plus,
+            keep,
+            sums,
+            y,
+            mean,
+            rstd,
+            rows,
+            eps,
+            share,
+            c,
+            relu,
+            parts,
+            *TILE,
         )
     return y, mean, rstd
 
 
 @_normalised.register_fake
 def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, relu: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool,
+    plus: Tensor | None,
+    keep: Tensor | None,
+    share: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(x)
 
@@ -72,22 +113,28 @@ def _gradients(
     mean: Tensor,
     rstd: Tensor,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight and dbias."""
-    dy, x, weight, bias = _in_rows(dy), _in_rows(x), _dense(weight), _dense(bias)
+    plus: Tensor | None,
+    keep: Tensor | None,
+    share: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx, dweight, dbias and dplus, which is empty where there is none."""
+    dy, x, plus, keep = _in_rows(dy), _in_rows(x), _in_rows(plus), _in_rows(keep)
+    weight, bias = _dense(weight), _dense(bias)
     c = x.shape[1]
     rows = x.numel() // c
     parts, tall = _parts(rows, c)
     sums = x.new_empty(parts, 2, c)
     dx, dweight, dbias = _outputs(x)
+    dplus = _like(plus, x)
+    given = dy, x, weight, bias, plus, keep, mean, rstd, sums
     with torch.cuda.device_of(x):
         _gradient_sums[parts, triton.cdiv(c, NARROW)](
-            dy, x, weight, bias, mean, rstd, sums, rows, c, relu, parts, tall, NARROW
+            *given, rows, share, c, relu, parts, tall, NARROW
         )
         _input_gradient[_grid(rows, c)](
-            dy, x, weight, bias, mean, rstd, sums, dx, dweight, dbias, rows, c, relu, parts, *TILE
+            *given, dx, dweight, dbias, dplus, rows, share, c, relu, parts, *TILE
         )
-    return dx, dweight, dbias
+    return dx, dweight, dbias, dplus
 
 
 @_gradients.register_fake
@@ -99,26 +146,29 @@ def _(
     mean: Tensor,
     rstd: Tensor,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(x)
+    plus: Tensor | None,
+    keep: Tensor | None,
+    share: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *_outputs(x), _like(plus, x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, bias, _, ctx.relu = inputs
+    x, weight, bias, _, ctx.relu, plus, keep, ctx.share = inputs
     _, mean, rstd = output
-    ctx.save_for_backward(x, weight, bias, mean, rstd)
+    ctx.save_for_backward(x, weight, bias, mean, rstd, plus, keep)
     # Or zeros would be written as their gradients.
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, dy: Tensor, *_: None
-) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-    x, weight, bias, mean, rstd = ctx.saved_tensors
-    dx, dweight, dbias = _gradients(dy, x, weight, bias, mean, rstd, ctx.relu)
+def _backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    x, weight, bias, mean, rstd, plus, keep = ctx.saved_tensors
+    dx, dweight, dbias, dplus = _gradients(
+        dy, x, weight, bias, mean, rstd, ctx.relu, plus, keep, ctx.share
+    )
     own = None if weight is None else dweight, None if bias is None else dbias
-    return dx, *own, None, None
+    return dx, *own, None, None, None if plus is None else dplus, None, None
 
 
 _normalised.register_autograd(_backward, setup_context=_remember)
@@ -128,8 +178,12 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=_layout(x))
+@overload
+def _in_rows(x: Tensor) -> Tensor: ...
+@overload
+def _in_rows(x: Tensor | None) -> Tensor | None: ...
+def _in_rows(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous(memory_format=_layout(x))
 
 
 def _dense(vector: Tensor | None) -> Tensor | None:
@@ -140,6 +194,11 @@ def _outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Memory for rows like those of x, and twice for a number a channel."""
     c = x.shape[1]
     return torch.empty_like(x, memory_format=_layout(x)), x.new_empty(c), x.new_empty(c)
+
+
+def _like(plus: Tensor | None, x: Tensor) -> Tensor:
+    """Memory for what belongs to an addition, if there is one."""
+    return x.new_empty(0) if plus is None else torch.empty_like(x, memory_format=_layout(x))
 
 
 def _parts(rows: int, c: int) -> tuple[int, int]:
@@ -224,12 +283,15 @@ def _normalise(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
+    plus: tl.tensor,
+    keep: tl.tensor,
     sums: tl.tensor,
     y: tl.tensor,
     means: tl.tensor,
     rstds: tl.tensor,
     rows: tl.tensor,
     EPS: tl.constexpr,
+    SHARE: tl.constexpr,
     C: tl.constexpr,
     RELU: tl.constexpr,
     PARTS: tl.constexpr,
@@ -255,11 +317,41 @@ def _normalise(
     for start in range(tl.program_id(0) * ROWS, rows, step):
         r = start + tl.arange(0, ROWS)
         found = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+        if plus is not None:
+            found += _read(plus, r, c, rows, 0.0, C)
         if RELU:
             found = tl.where(found <= 0.0, 0.0, found)
+        if keep is not None:
+            found = tl.where(_read(keep, r, c, rows, 0, C) != 0, found / SHARE, 0.0)
         value = _read(x, r + step, c, rows, 0.0, C)
         inside = (r < rows)[:, None] & known[None, :]
         tl.store(y + r[:, None] * C + c[None, :], found, mask=inside)
+
+
+@triton.jit
+def _through(
+    g: tl.tensor,
+    d: tl.tensor,
+    r: tl.tensor,
+    c: tl.tensor,
+    scale: tl.tensor,
+    shift: tl.tensor,
+    plus: tl.tensor,
+    keep: tl.tensor,
+    rows: tl.tensor,
+    SHARE: tl.constexpr,
+    C: tl.constexpr,
+    RELU: tl.constexpr,
+) -> tl.tensor:
+    """A gradient g behind what follows the norm, as it is before it; d is x - mean."""
+    if keep is not None:
+        g = tl.where(_read(keep, r, c, rows, 0, C) != 0, g / SHARE, 0.0)
+    if RELU:
+        y = d * scale[None, :] + shift[None, :]
+        if plus is not None:
+            y += _read(plus, r, c, rows, 0.0, C)
+        g = tl.where(y <= 0.0, 0.0, g)
+    return g
 
 
 @triton.jit
@@ -268,10 +360,13 @@ def _gradient_sums(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
+    plus: tl.tensor,
+    keep: tl.tensor,
     means: tl.tensor,
     rstds: tl.tensor,
     sums: tl.tensor,
     rows: tl.tensor,
+    SHARE: tl.constexpr,
     C: tl.constexpr,
     RELU: tl.constexpr,
     PARTS: tl.constexpr,
@@ -290,8 +385,7 @@ def _gradient_sums(
         r = start + tl.arange(0, ROWS)
         g = _read(dy, r, c, rows, 0.0, C)
         d = _read(x, r, c, rows, 0.0, C) - mean[None, :]
-        if RELU:
-            g = tl.where(d * scale[None, :] + shift[None, :] <= 0.0, 0.0, g)
+        g = _through(g, d, r, c, scale, shift, plus, keep, rows, SHARE, C, RELU)
         one += g
         two += g * d
     tl.store(sums + part * 2 * C + c, tl.sum(one, 0), mask=c < C)
@@ -304,13 +398,17 @@ def _input_gradient(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
+    plus: tl.tensor,
+    keep: tl.tensor,
     means: tl.tensor,
     rstds: tl.tensor,
     sums: tl.tensor,
     dx: tl.tensor,
     dweight: tl.tensor,
     dbias: tl.tensor,
+    dplus: tl.tensor,
     rows: tl.tensor,
+    SHARE: tl.constexpr,
     C: tl.constexpr,
     RELU: tl.constexpr,
     PARTS: tl.constexpr,
@@ -337,10 +435,12 @@ def _input_gradient(
     for start in range(tl.program_id(0) * ROWS, rows, step):
         r = start + tl.arange(0, ROWS)
         d = value - mean[None, :]
-        if RELU:
-            g = tl.where(d * scale[None, :] + shift[None, :] <= 0.0, 0.0, g)
+        g = _through(g, d, r, c, scale, shift, plus, keep, rows, SHARE, C, RELU)
+        at = r[:, None] * C + c[None, :]
+        inside = (r < rows)[:, None] & known[None, :]
+        if plus is not None:
+            tl.store(dplus + at, g, mask=inside)
         found = (g - level[None, :] - d * slope[None, :]) * scale[None, :]
         g = _read(dy, r + step, c, rows, 0.0, C)
         value = _read(x, r + step, c, rows, 0.0, C)
-        inside = (r < rows)[:, None] & known[None, :]
-        tl.store(dx + r[:, None] * C + c[None, :], found, mask=inside)
+        tl.store(dx + at, found, mask=inside)

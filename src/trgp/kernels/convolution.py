@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .parts import add_up
 from .windows import sides_after
 
 PROGRAMS = 528  # four for every processor of a large GPU: as many parts as keep it busy
@@ -119,11 +120,7 @@ def _weight_gradient(
             *padding, c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride,
             **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
         )  # fmt: skip
-        # As many numbers at once as a program holds well, of all parts if these are not too many.
-        tall = min(128, triton.next_power_of_2(count))
-        wide = 4096 // tall
-        grid = (triton.cdiv(dw.numel(), wide),)
-        _sum_of_parts[grid](parts, dw, count, dw.numel(), c, k // c, wide, tall)
+        add_up(parts, dw, c, k // c)
     return dw
 
 
@@ -295,21 +292,3 @@ def _patches(
     start = (m // (OH * OW)) * SN + top * SH + left * SW
     along = down * SH + right * SW + (k % C) * SC
     return tl.load(x + start[:, None] + along[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _sum_of_parts(
-    parts, whole, number, count,
-    C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """And from the order of K, channels last, to that of the weight: read in the one, for there are
-    many parts to read, and written in the other."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, number, ROWS):
-        p = start + tl.arange(0, ROWS)
-        inside = (p < number)[:, None] & (i < count)[None, :]
-        at = p[:, None] * count + i[None, :]
-        total += tl.sum(tl.load(parts + at, mask=inside, other=0.0), 0)
-    place = i // (C * TAPS) * (C * TAPS) + i % C * TAPS + i // C % TAPS
-    tl.store(whole + place, total, mask=i < count)

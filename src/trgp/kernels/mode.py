@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ..models import lenet, parts
 from .batch_norm import batch_norm
 from .convolution import convolution
+from .few_rows import fits, linear
 from .max_pool import max_pool2d
 from .response_norm import response_norm
 from .windows import sides_after
@@ -63,6 +64,18 @@ def _convolve(
     return y if bias is None else y + bias[:, None, None]
 
 
+def _map(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if input.dim() != 2 or weight.dim() != 2 or input.shape[1] != weight.shape[1]:
+        return None
+    kept = [] if bias is None else [bias]
+    if any(t.shape != weight.shape[:1] for t in kept) or not _fit(input, weight, *kept):
+        return None
+    if not fits(input, weight.t()):
+        return None
+    y: Tensor = linear(input, weight)
+    return y if bias is None else y + bias
+
+
 def _normalise(
     input: Tensor,
     running_mean: Tensor | None,
@@ -72,25 +85,48 @@ def _normalise(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    relu: bool = False,
 ) -> Tensor | None:
+    if not _normalises(input, running_mean, weight, bias, training, eps):
+        return None
+    return batch_norm(input, weight, bias, eps)
+
+
+def _normalises(
+    input: Tensor,
+    running_mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+) -> bool:
+    """Whether our norm is for it."""
     kept = [tensor for tensor in (weight, bias) if tensor is not None]
     if not training or running_mean is not None or input.dim() not in (2, 4) or eps <= 0:
-        return None
+        return False
     if input.numel() <= input.shape[1] or not _fit(input, *kept):
-        return None
-    if any(tensor.shape != input.shape[1:2] for tensor in kept):
-        return None
-    return batch_norm(input, weight, bias, eps, relu)
+        return False
+    return all(tensor.shape == input.shape[1:2] for tensor in kept)
 
 
-def _normalise_and_rectify(x: Tensor, norm: nn.Module) -> Tensor | None:
+def _normalise_and_rectify(
+    x: Tensor, norm: nn.Module, plus: Tensor | None = None, dropout: nn.Module | None = None
+) -> Tensor | None:
     # Another layer in its place does something else, and who watches it is to see its output.
     if type(norm) is not {2: nn.BatchNorm1d, 4: nn.BatchNorm2d}.get(x.dim()) or _watched(norm):
         return None
+    if plus is not None and (plus.shape != x.shape or not _fit(x, plus)):
+        return None
+    if dropout is not None and (type(dropout) is not nn.Dropout or _watched(dropout)):
+        return None
+    p = dropout.p if dropout is not None and dropout.training else 0.0
     training = norm.training or norm.running_mean is None
-    statistics = norm.running_mean, norm.running_var
-    return _normalise(x, *statistics, norm.weight, norm.bias, training, eps=norm.eps, relu=True)
+    if not _normalises(x, norm.running_mean, norm.weight, norm.bias, training, norm.eps) or p == 1:
+        return None
+    keep = None
+    if p:
+        last = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+        keep = torch.empty_like(x, dtype=torch.uint8, memory_format=last).bernoulli_(1 - p)
+    return batch_norm(x, norm.weight, norm.bias, norm.eps, True, plus, keep, 1 - p)
 
 
 def _watched(module: nn.Module) -> bool:
@@ -136,6 +172,7 @@ def _view(input: Tensor, *shape: Any, **other: Any) -> Tensor | None:
 
 _OWN: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     torch.conv2d: _convolve,
+    F.linear: _map,
     F.batch_norm: _normalise,
     F.max_pool2d: _pool,
     lenet.response_norm: _respond,

@@ -53,12 +53,12 @@ class AlexNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """What the heads see: (N, 2048)."""
         # As published, dropout comes before the pool and not after it.
-        x = self.pool(self.light_dropout(norm_relu(self.conv1(x), self.bn1)))
-        x = self.pool(self.light_dropout(norm_relu(self.conv2(x), self.bn2)))
-        x = self.pool(self.dropout(norm_relu(self.conv3(x), self.bn3)))
-        x = self.dropout(norm_relu(self.fc1(x.flatten(1)), self.bn4))
-        x = self.dropout(norm_relu(self.fc2(x), self.bn5))
-        return x
+        light, heavy = self.light_dropout, self.dropout
+        x = self.pool(norm_relu(self.conv1(x), self.bn1, dropout=light))
+        x = self.pool(norm_relu(self.conv2(x), self.bn2, dropout=light))
+        x = self.pool(norm_relu(self.conv3(x), self.bn3, dropout=heavy))
+        x = norm_relu(self.fc1(x.flatten(1)), self.bn4, dropout=heavy)
+        return norm_relu(self.fc2(x), self.bn5, dropout=heavy)
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:
         """The logits of one head."""

@@ -28,8 +28,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = norm_relu(self.conv1(x), self.bn1)
-        y = self.bn2(self.conv2(y)) + self.shortcut(x)
-        return y.relu()
+        return norm_relu(self.conv2(y), self.bn2, plus=self.shortcut(x))
 
 
 class ResNet18(nn.Module):
