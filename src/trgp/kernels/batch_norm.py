@@ -436,11 +436,11 @@ def _input_gradient(
         r = start + tl.arange(0, ROWS)
         d = value - mean[None, :]
         g = _through(g, d, r, c, scale, shift, plus, keep, rows, SHARE, C, RELU)
-        at = r[:, None] * C + c[None, :]
+        place = r[:, None] * C + c[None, :]
         inside = (r < rows)[:, None] & known[None, :]
         if plus is not None:
-            tl.store(dplus + at, g, mask=inside)
+            tl.store(dplus + place, g, mask=inside)
         found = (g - level[None, :] - d * slope[None, :]) * scale[None, :]
         g = _read(dy, r + step, c, rows, 0.0, C)
         value = _read(x, r + step, c, rows, 0.0, C)
-        tl.store(dx + at, found, mask=inside)
+        tl.store(dx + place, found, mask=inside)

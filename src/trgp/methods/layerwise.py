@@ -67,12 +67,8 @@ class Layerwise(Method):
     ) -> tuple[dict[str, Tensor], State]:
         layers = {name: each for name, each in self.layers.items() if each.names[0] in grads}
         found: dict[str, Along] = {}
-        back = -lr
         for name in side_by_side(layers):
-            plain, product = self.along(name, grads, state)
-            if product is not None:
-                product = native.Product((back if plain else lr) * product.left, product.right)
-            found[name] = Along(plain, product)
+            found[name] = self.along(name, grads, state)
         apart = {
             own
             for name, each in layers.items()
@@ -82,8 +78,11 @@ class Layerwise(Method):
         # Plain steps first, all at once, and on top of them what is left of each layer's.
         plain_ones = {name: grad for name, grad in grads.items() if name not in apart}
         new = sgd(params, plain_ones, lr) | {name: writable(params[name]) for name in apart}
+        back = -lr if any(plain and product for plain, product in found.values()) else lr
         for name, each in side_by_side(layers.items()):
             plain, product = found[name]
+            if product is not None:
+                product = native.Product((back if plain else lr) * product.left, product.right)
             if each.direct:
                 new |= {} if product is None else each.moved(new, product)
                 continue
