@@ -75,6 +75,25 @@ def test_a_tape_repeats_its_body_to_the_bit() -> None:
     assert plain["norm.num_batches_tracked"] == 8
 
 
+def test_taping_leaves_a_tensor_as_it_was_that_is_written_whole_and_in_parts() -> None:
+    x, y = torch.arange(6.0), torch.ones(6)
+
+    def body() -> None:
+        x.add_(y)
+        x[:3].mul_(2)
+        x.view(2, 3).sub_(1)
+
+    start = x.clone()
+    tape = taped(body)
+    assert tape is not body
+    assert torch.equal(x, start)
+    tape()
+    done = x.clone()
+    x.copy_(start)
+    body()
+    assert torch.equal(x, done)
+
+
 READS: dict[str, Callable[[Tensor], Tensor | float]] = {
     "item": lambda loss: loss.item(),
     "numpy": lambda loss: float(loss.detach().numpy()),

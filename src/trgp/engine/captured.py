@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.donation import donated
 from ..data import Tensors
 from ..methods.base import Batch, Method, Params
 from ..tree import State, from_leaves, leaves
@@ -156,17 +155,17 @@ class CapturedTask:
     def _stepped(self, state: State, batch: Batch, cut: Cut) -> tuple[Params, State, Tensor]:
         method = self._method
         if not self._stacked:
-            with donated():
-                params, after, loss = train_step(
-                    method,
-                    self._params,
-                    state,
-                    batch,
-                    self._lr,
-                    self._trained,
-                    self._factored,
-                    self._gradients,
-                )
+            params, after, loss = train_step(
+                method,
+                self._params,
+                state,
+                batch,
+                self._lr,
+                self._trained,
+                self._factored,
+                self._gradients,
+                give=True,
+            )
             return params, {k: after[k] for k in method.moving if k in after}, loss
         if cut not in self._probes:
             self._probes[cut] = probes_for(method, self._params, state, batch, self._factored)

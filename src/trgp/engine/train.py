@@ -1,12 +1,14 @@
 """One epoch of one task, eagerly."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.donation import donated
 from ..draws import seed_of, uniform
 from ..methods.base import Batch, Method, Params
 from ..tree import State
@@ -112,10 +114,14 @@ def train_step(
     trained: Collection[str],
     factored: Collection[str],
     gradients: Gradients = loss_and_gradients,
+    give: bool = False,
 ) -> tuple[Params, State, Tensor]:
-    """One step: loss, gradient, the method's update."""
+    """One step: loss, gradient, the method's update.
+
+    give: whether the parameters' memory is given away to it.
+    """
     loss, grads = gradients(method, params, state, batch, trained, factored)
-    with torch.no_grad():
+    with torch.no_grad(), donated() if give and method.may_consume() else nullcontext():
         params, changes = method.step(params, grads, state, batch, lr)
     check_moving(method, changes)
     return params, {**state, **changes}, loss

@@ -25,16 +25,17 @@ def fits(a: Tensor, b: Tensor) -> bool:
     """Whether a (M, K) b (K, N) is what this is for."""
     rows, terms = a.shape
     return (
-        rows <= ROWS
-        and terms >= LEAST
-        and b.shape[1] > 16
+        0 < rows <= ROWS
+        and LEAST <= terms == b.shape[0]
+        and a.device == b.device
+        and 16 < b.shape[1] < 1 << 20
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and all(
             tensor.is_cuda
             and tensor.dtype == torch.float32
             and not is_functorch_wrapped_tensor(tensor)
-            and tensor.numel() < 1 << 30
+            and max(tensor.shape) * max(tensor.stride()) < 1 << 30  # in 32 bits, a tile more too
             and min(tensor.stride()) == 1
             for tensor in (a, b)
         )

@@ -29,6 +29,7 @@ class AGEM(Method):
         paper="Chaudhry et al., ICLR 2019",
         task_id_at_test=False,
     )
+    consumes: ClassVar[bool] = True
 
     memory_size: int = 1000
     """Examples that are stored, of all tasks together, the same number of each; where there are

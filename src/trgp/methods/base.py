@@ -100,6 +100,10 @@ class Method:
     """Options with defaults that neither `loss` nor `step` reads: runs that differ in them can
     share steps. A subclass whose steps do read one leaves it out."""
 
+    consumes: ClassVar[bool] = True
+    """Whether `step` reads nothing of `params` once it has called `sgd` or its parent's step, which
+    may then write into them. Holds for the class that says it and defines `step`, no other."""
+
     network: "ClassVar[Network]"  # of the one run it is bound to
 
     def bind(self, network: "Network") -> Self:
@@ -157,6 +161,11 @@ class Method:
         `grads` holds what the loss depends on; everything else stays as it is.
         """
         return sgd(params, grads, lr), {}
+
+    def may_consume(self) -> bool:
+        """Whether the parameters can be given away to a step."""
+        owner = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
+        return bool(vars(owner).get("consumes", False))
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """After a task: the parameters to go on from and the state."""

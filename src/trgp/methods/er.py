@@ -29,6 +29,7 @@ class ER(Method):
         paper="Chaudhry et al., 2019",
         task_id_at_test=False,
     )
+    consumes: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = ("memory", "seen")
     needs: ClassVar[tuple[str, ...]] = ("first",)
 

@@ -40,6 +40,7 @@ class HAT(Method):
         task_id_at_test=True,
         several_heads=True,
     )
+    consumes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("progress",)
 
     s_max: float = 400.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from ..core.branches import side_by_side
 from ..core.donation import writable
 from ..core.plan import Norm, Plan
 from ..tree import State, level, put, tensors
-from .base import Batch, Grads, Method, Params, Rate, sgd
+from .base import Batch, Factors, Grads, Method, Params, Rate, sgd
 from .protected import Protected, plan_of, protected_layers
 
 
@@ -25,6 +25,8 @@ class Along(NamedTuple):
 @dataclass(frozen=True)
 class Layerwise(Method):
     """Protects layers as (g, o, n) matrices; norm layers and the rest by what `norm` says."""
+
+    consumes: ClassVar[bool] = True
 
     norm: Norm = "freeze"
     """Norm layers after the first task: freeze, shared (go on training, for all tasks), per_task (a
@@ -69,6 +71,8 @@ class Layerwise(Method):
         found: dict[str, Along] = {}
         for name in side_by_side(layers):
             found[name] = self.along(name, grads, state)
+            if found[name].plain and isinstance(grads[layers[name].names[0]], Factors):
+                raise TypeError(f"The gradient of {name} comes as factors; `along` must use them.")
         apart = {
             own
             for name, each in layers.items()
@@ -76,8 +80,11 @@ class Layerwise(Method):
             for own in each.names
         }
         # Plain steps first, all at once, and on top of them what is left of each layer's.
+        # A bias whose weight has no gradient stays with it.
+        apart |= {own for name, e in self.layers.items() if name not in layers for own in e.names}
         plain_ones = {name: grad for name, grad in grads.items() if name not in apart}
-        new = sgd(params, plain_ones, lr) | {name: writable(params[name]) for name in apart}
+        new = sgd(params, plain_ones, lr)
+        new |= {own: writable(params[own]) for own in apart if own in grads}
         back = -lr if any(plain and product for plain, product in found.values()) else lr
         for name, each in side_by_side(layers.items()):
             plain, product = found[name]

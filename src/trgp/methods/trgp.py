@@ -46,6 +46,7 @@ class TRGPMethod(GPMMethod):
         paper="Lin et al., ICLR 2022",
         task_id_at_test=True,
     )
+    consumes: ClassVar[bool] = True
     pooled: ClassVar[bool] = True
     between_tasks: ClassVar[tuple[str, ...]] = (
         *GPMMethod.between_tasks,
