@@ -12,15 +12,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trgp.kernels import batch_norm, convolution, few_rows, parts
+from trgp.kernels import batch_norm, convolution, few_rows, few_terms, parts
 
 COUNTS = {"M", "N", "K", "SAM", "SAK", "SBK", "SBN", "each", "rows", "number", "count"}
-COUNTS |= {"SN", "SC", "SH", "SW", "pad_h", "pad_w"}
+COUNTS |= {"R", "SN", "SR", "pad_h", "pad_w"}
 NORM = {"SHARE": 0.8, "C": 64, "RELU": True, "PARTS": 128}
 FIRST, SECOND = {"ROWS": 256, "CHANNELS": 16}, {"ROWS": 64, "CHANNELS": 32}
-MAPS = {"C": 20, "H": 9, "W": 9, "OH": 5, "OW": 5, "OC": 40, "K": 180, "KW": 3}
-MAPS |= {"STRIDE_H": 2, "STRIDE_W": 2, "BM": 64, "BN": 64, "BK": 32, "ROUNDING": "tf32"}
-PADDED = {**MAPS, "PADDED": True}
+MAPS = {"C": 20, "H": 9, "W": 9, "OH": 5, "OW": 5, "OC": 40, "KW": 3}
+MAPS |= {"STRIDE_H": 2, "STRIDE_W": 2, "ROUNDING": "tf32"}
+PATCHES = {**MAPS, "SN": 1620, "SC": 1, "SH": 180, "SW": 20, "K": 180, "PADDED": True}
+TILED = ((99, 20), (99, 40), (99, 160), (9999, 160))  # rows and columns that are cut differently
+LAUNCH = ("num_warps", "num_stages")
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "all": {},
     "no sum": {"plus": None},
@@ -47,25 +49,47 @@ CASES = {
             ("norm's gradient", batch_norm._input_gradient, SECOND),
         )
     },
-    "convolution": (convolution._product, PADDED),
-    "convolution's input": (convolution._turned_product, MAPS),
-    "convolution's weight": (convolution._weight_product, {**PADDED, "BM": 32}),
+    **{
+        f"convolution {rows} {columns}": (
+            convolution._product,
+            PATCHES | convolution._tiles(rows, columns)._asdict(),
+        )
+        for rows, columns in TILED
+    },
+    **{
+        f"convolution's input {rows} {columns}": (
+            convolution._turned_product,
+            {**MAPS, "KH": 3} | convolution._tiles(rows, columns)._asdict(),
+        )
+        for rows, columns in TILED
+    },
+    "convolution's weight": (
+        convolution._weight_product,
+        PATCHES | {"BM": 32, "BN": 128, "BK": 32, "num_stages": 1},
+    ),
+    "halves": (few_terms._split, {"BN": 64, "BR": 32, "SN": 1}),
+    "few terms": (
+        few_terms._add_product,
+        dict(zip(("BM", "BN", "BK"), few_terms.TILES, strict=True)) | few_terms.LAUNCH,
+    ),
 }
 
 
 def kind(name: str) -> str:
     if name in COUNTS:
         return "i32"
-    return "*u8" if name == "keep" else "*fp32"
+    return {"keep": "*u8", "alpha": "fp32"}.get(name, "*fp32")
 
 
 def compile_all() -> None:
     for case, (kernel, constants) in CASES.items():
         names = kernel.arg_names
+        options = {name: constants[name] for name in LAUNCH if name in constants}
+        constants = {n: value for n, value in constants.items() if n not in options}
         signature = {n: "constexpr" if n in constants else kind(n) for n in names}
         places = {(names.index(n),): value for n, value in constants.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert ".entry" in made.asm["ptx"], case
         assert made.metadata.shared < 227 * 1024, case
         print(case)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["own_kernels", "product"]
+__all__ = ["add_product", "own_kernels", "product"]
 
 SWITCH = "TRGP_KERNELS"  # an environment variable: 0 leaves everything to torch's kernels
 
@@ -31,6 +31,19 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = few_rows.product(a, b)
             return found
     return a @ b
+
+
+def add_product(
+    W: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float
+) -> torch.Tensor:
+    """W + alpha left right, in the memory of W, by the kernel for few terms where it fits."""
+    if W.is_cuda and _usable(W.device):
+        from . import few_terms
+
+        if few_terms.fits(W, left, right):
+            few_terms.add_product(W, left, right, alpha)
+            return W
+    return W.addmm_(left, right, alpha=alpha)
 
 
 @cache

@@ -24,15 +24,17 @@ from torch import Tensor
 from .parts import add_up
 from .windows import sides_after
 
-PROGRAMS = 528  # four for every processor of a large GPU: as many parts as keep it busy
+PROCESSORS = 132  # of a large GPU
 
 
 class Tiles(NamedTuple):
-    """How a product is cut: rows and columns of the result, length of a piece of the sum."""
+    """How a product is cut: rows and columns of the result, length of a piece of the sum; and how
+    many pieces are on their way at once. By trial, with eight products at work at the same time."""
 
     BM: int
     BN: int
     BK: int
+    num_stages: int
 
 
 def convolution(
@@ -51,12 +53,12 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], padding: list[int])
     _, o, oh, ow = y.shape
     _, _, kw, c = w.shape
     rows = y.numel() // o
-    tiles = _tiles(rows, o)
+    tiles = _tiles(rows, o, pipelined=x.stride(1) == 1)
     with torch.cuda.device_of(x):
         _product[_grid(rows, o, tiles)](
-            x, w, y, rows, *x.stride(),
-            *padding, c, *x.shape[2:], oh, ow, o, w[0].numel(), kw, *stride,
-            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+            x, w, y, rows, *padding,
+            *x.stride(), c, *x.shape[2:], oh, ow, o, w[0].numel(), kw, *stride,
+            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4,
         )  # fmt: skip
     return y
 
@@ -77,14 +79,17 @@ def _input_gradient(
     dy = dy.contiguous(memory_format=torch.channels_last)
     w = weight.permute(1, 2, 3, 0).contiguous()
     dx = _input_like(dy, weight, sides, stride, padding)
-    c, _, kw, o = w.shape
-    rows = dx.numel() // c
-    tiles = _tiles(rows, c)
+    n, c, h, v = dx.shape
+    o, _, *kernel = weight.shape
+    # A class of places, that are seen through the same taps, has every stride-th of each side.
+    rows = n * triton.cdiv(h, stride[0]) * triton.cdiv(v, stride[1])
+    classes = stride[0] * stride[1]
+    tiles = _tiles(rows * classes, c)
     with torch.cuda.device_of(dy):
-        _turned_product[_grid(rows, c, tiles)](
-            dy, w, dx, rows,
-            *padding, c, *sides, *dy.shape[2:], o, w[0].numel(), kw, *stride,
-            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+        _turned_product[*_grid(rows, c, tiles), classes](
+            dy, w, dx, n, *padding,
+            c, h, v, *dy.shape[2:], o, *kernel, *stride,
+            **tiles._asdict(), ROUNDING=_rounding(), num_warps=4,
         )  # fmt: skip
     return dx
 
@@ -106,19 +111,19 @@ def _weight_gradient(
     _, o, oh, ow = dy.shape
     c, k = x.shape[1], dw[0].numel()
     rows = dy.numel() // o
-    # Of 32 rows: larger ones want their numbers in another order, and bring them one by one.
-    tiles = Tiles(min(32, _near(o)), _near(k), 32)
+    # More than 32 rows want their numbers in another order, and bring them one by one.
+    tiles = Tiles(_near(o), _near(k), 64, 1) if k <= 64 else Tiles(min(32, _near(o)), 128, 32, 1)
     blocks, columns = _grid(o, k, tiles)
     pieces = triton.cdiv(rows, tiles.BK)
-    # Parts of at least four pieces: a part costs as much to write as some to compute.
-    each = max(4, triton.cdiv(pieces * blocks * columns, PROGRAMS))
+    # Parts of at least 128 places: a part costs as much to write as some to compute.
+    each = max(128 // tiles.BK, triton.cdiv(pieces * blocks * columns, 2 * PROCESSORS))
     count = triton.cdiv(pieces, each)
     parts = dw.new_empty(count, o, k)
     with torch.cuda.device_of(dy):
         _weight_product[(blocks, columns, count)](
-            x, dy, parts, rows, each, *x.stride(),
-            *padding, c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride,
-            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4, num_stages=3,
+            x, dy, parts, rows, each, *padding,
+            *x.stride(), c, *x.shape[2:], oh, ow, o, k, kernel[1], *stride,
+            **tiles._asdict(), PADDED=any(padding), ROUNDING=_rounding(), num_warps=4,
         )  # fmt: skip
         add_up(parts, dw, c, k // c)
     return dw
@@ -154,12 +159,17 @@ def _maps(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
     return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
 
 
-def _tiles(rows: int, columns: int) -> Tiles:
-    """Of a product with patches: narrower, if some processors had none."""
-    wide = _near(columns)
-    while wide > 16 and triton.cdiv(rows, 64) * triton.cdiv(columns, wide) < PROGRAMS // 4:
-        wide //= 2
-    return Tiles(64, wide, 32)
+def _tiles(rows: int, columns: int, pipelined: bool = True) -> Tiles:
+    """Of a product with patches.
+
+    pipelined: whether a patch is runs of neighbours, which can be on their way in large pieces.
+    """
+    if columns <= 64:
+        wide = _near(columns)
+        return Tiles(128, wide, 32, 3 if pipelined and wide == 64 else 1)
+    if triton.cdiv(rows, 64) * triton.cdiv(columns, 128) < PROCESSORS // 4:
+        return Tiles(64, 64, 64, 3)
+    return Tiles(64, 128, 32, 3)
 
 
 def _near(size: int) -> int:
@@ -182,7 +192,8 @@ def _rounding() -> str:
 
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _product(
-    x, w, y, rows, SN, SC, SH, SW, pad_h, pad_w,
+    x, w, y, rows, pad_h, pad_w,
+    SN: tl.constexpr, SC: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -195,8 +206,8 @@ def _product(
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         a = _patches(
-            x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
-            C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
+            x, m, k, rows, pad_h, pad_w,
+            SN, SC, SH, SW, C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
         )  # fmt: skip
         there = (o < OC)[:, None] & (k < K)[None, :]
         b = tl.load(w + o[:, None] * K + k[None, :], mask=there, other=0.0)
@@ -207,45 +218,63 @@ def _product(
 
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _turned_product(
-    dy, w, dx, rows, pad_h, pad_w,
+    dy, w, dx, N, pad_h, pad_w,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
+    OC: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Of every place, the outputs that see it: K = KH KW O of them; w is (C, KH, KW, O)."""
+    """Of every place, the outputs that see it; w is (C, KH, KW, O).
+
+    A place is seen through every STRIDE-th tap only. Those that are seen through the same ones are
+    a class: a program has places of one class, and sums over its taps alone.
+    """
+    HIGH: tl.constexpr = (H + STRIDE_H - 1) // STRIDE_H
+    WIDE: tl.constexpr = (W + STRIDE_W - 1) // STRIDE_W
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BN + tl.arange(0, BN)
-    place = m % (H * W)
-    bottom = place // W + pad_h
-    side = place % W + pad_w
-    image = (m // (H * W)) * (OH * OW * OC)
+    row = tl.program_id(2) // STRIDE_W
+    column = tl.program_id(2) % STRIDE_W
+    image = m // (HIGH * WIDE)
+    down = m // WIDE % HIGH
+    across = m % WIDE
+    there = (image < N) & (down * STRIDE_H + row < H) & (across * STRIDE_W + column < W)
+    # The first tap that sees them, the output that they are seen by through it, and how many taps.
+    tap_h = (row + pad_h) % STRIDE_H
+    tap_w = (column + pad_w) % STRIDE_W
+    bottom = down + (row + pad_h) // STRIDE_H
+    side = across + (column + pad_w) // STRIDE_W
+    high = (KH - tap_h + STRIDE_H - 1) // STRIDE_H
+    wide = (KW - tap_w + STRIDE_W - 1) // STRIDE_W
+    terms = high * wide * OC
     total = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, K, BK):
+    for start in range(0, terms, BK):
         k = start + tl.arange(0, BK)
         tap = k // OC
-        h = bottom[:, None] - (tap // KW)[None, :]
-        v = side[:, None] - (tap % KW)[None, :]
-        inside = (m < rows)[:, None] & (k < K)[None, :] & (h >= 0) & (v >= 0)
-        if STRIDE_H > 1:
-            inside = inside & (h % STRIDE_H == 0)
-            h = h // STRIDE_H
-        if STRIDE_W > 1:
-            inside = inside & (v % STRIDE_W == 0)
-            v = v // STRIDE_W
-        inside = inside & (h < OH) & (v < OW)
-        at = image[:, None] + (h * OW + v) * OC + (k % OC)[None, :]
-        a = tl.load(dy + at, mask=inside, other=0.0)
-        there = (c < C)[:, None] & (k < K)[None, :]
-        b = tl.load(w + c[:, None] * K + k[None, :], mask=there, other=0.0)
+        i = tap // wide
+        j = tap % wide
+        h = bottom[:, None] - i[None, :]
+        v = side[:, None] - j[None, :]
+        seen = (h >= 0) & (h < OH) & (v >= 0) & (v < OW)
+        at = image[:, None] * (OH * OW * OC) + (h * OW + v) * OC + (k % OC)[None, :]
+        known = (k < terms)[None, :]
+        a = tl.load(dy + at, mask=there[:, None] & known & seen, other=0.0)
+        place = ((tap_h + i * STRIDE_H) * KW + tap_w + j * STRIDE_W) * OC + k % OC
+        b = tl.load(
+            w + c[:, None] * (KH * KW * OC) + place[None, :],
+            mask=(c < C)[:, None] & known,
+            other=0.0,
+        )
         total = tl.dot(a, b.T, total, input_precision=ROUNDING)
-    kept = (m < rows)[:, None] & (c < C)[None, :]
-    tl.store(dx + m[:, None] * C + c[None, :], total, mask=kept)
+    at = (image * H + down * STRIDE_H + row) * W + across * STRIDE_W + column
+    kept = there[:, None] & (c < C)[None, :]
+    tl.store(dx + at[:, None] * C + c[None, :], total, mask=kept)
 
 
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _weight_product(
-    x, dy, parts, rows, each, SN, SC, SH, SW, pad_h, pad_w,
+    x, dy, parts, rows, each, pad_h, pad_w,
+    SN: tl.constexpr, SC: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     OC: tl.constexpr, K: tl.constexpr, KW: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -260,11 +289,13 @@ def _weight_product(
     for piece in range(part * each, part * each + each):
         m = piece * BK + tl.arange(0, BK)
         a = _patches(
-            x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
-            C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
+            x, m, k, rows, pad_h, pad_w,
+            SN, SC, SH, SW, C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
         )  # fmt: skip
         there = (m < rows)[:, None] & (o < OC)[None, :]
-        g = tl.load(dy + m[:, None] * OC + o[None, :], mask=there, other=0.0)
+        # Chosen after they are loaded: the unit wants them turned, and what is loaded for nothing
+        # but the unit comes in the order that it wants, one by one.
+        g = tl.where(there, tl.load(dy + m[:, None] * OC + o[None, :], mask=there), 0.0)
         total = tl.dot(g.T, a, total, input_precision=ROUNDING)
     kept = (o < OC)[:, None] & (k < K)[None, :]
     tl.store(parts + part * (OC * K) + o[:, None] * K + k[None, :], total, mask=kept)
@@ -272,7 +303,8 @@ def _weight_product(
 
 @triton.jit
 def _patches(
-    x, m, k, rows, SN, SC, SH, SW, pad_h, pad_w,
+    x, m, k, rows, pad_h, pad_w,
+    SN: tl.constexpr, SC: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     K: tl.constexpr, KW: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PADDED: tl.constexpr,

@@ -1,0 +1,96 @@
+"""W + alpha left right where the sum is short: a large matrix moves along a few directions.
+
+In full float32 on units that round to TF32, as `few_rows` has it. But here every number takes part
+in many products: so both matrices are split beforehand, and turned, since the units read along the
+sum. Every place of W is read and written once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TERMS = range(48, 513)  # of the sum; with fewer there is too little to win
+LARGE = 1 << 21  # numbers in W; of smaller ones torch's kernels move as many in the time
+TILES = (128, 128, 32)
+LAUNCH = {"num_warps": 8, "num_stages": 2}
+
+
+def fits(W: Tensor, left: Tensor, right: Tensor) -> bool:
+    """Whether W (M, N) + left (M, R) right (R, N) is what this is for."""
+    return (
+        W.is_cuda
+        and left.shape[1] in TERMS
+        and LARGE <= W.numel() < 1 << 30
+        and torch.get_float32_matmul_precision() == "highest"
+        and not torch.is_autocast_enabled("cuda")
+        and W.is_contiguous()
+        and all(
+            t.dtype == torch.float32 and t.device == W.device and min(t.stride()) == 1
+            for t in (W, left, right)
+        )
+    )
+
+
+def add_product(W: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
+    """W += alpha left right."""
+    (m, n), r = W.shape, left.shape[1]
+    tall, wide, _ = TILES
+    with torch.cuda.device_of(W):
+        a, b = _halves(left), _halves(right.t())
+        _add_product[triton.cdiv(m, tall), triton.cdiv(n, wide)](
+            a, b, W, alpha, m, n, r, *TILES, **LAUNCH
+        )
+
+
+def _halves(x: Tensor) -> Tensor:
+    """x (N, R) as (2, N, R), which TF32 can hold, and whose sum comes as close as it gets."""
+    n, r = x.shape
+    y = x.new_empty(2, n, r)
+    _split[triton.cdiv(n, 64), triton.cdiv(r, 32)](x, y, n, r, *x.stride(), 64, 32)
+    return y
+
+
+@triton.jit
+def _split(x, y, N, R, SN, SR, BN: tl.constexpr, BR: tl.constexpr):
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    r = tl.program_id(1) * BR + tl.arange(0, BR)
+    there = (n < N)[:, None] & (r < R)[None, :]
+    value = tl.load(x + n[:, None] * SN + r[None, :] * SR, mask=there, other=0.0)
+    high = _nearest(value)
+    at = y + n[:, None] * R + r[None, :]
+    tl.store(at, high, mask=there)
+    tl.store(at + N * R, _nearest(value - high), mask=there)
+
+
+@triton.jit
+def _nearest(x):
+    """Of the numbers that TF32 holds, whose last 13 bits are 0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _add_product(
+    a, b, w, alpha, M, N, R, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """a (2, M, R) and b (2, N, R), halves of each."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, R, BK):
+        k = start + tl.arange(0, BK)
+        there = (m < M)[:, None] & (k < R)[None, :]
+        at = a + m[:, None] * R + k[None, :]
+        high = tl.load(at, mask=there, other=0.0)
+        low = tl.load(at + M * R, mask=there, other=0.0)
+        there = (n < N)[:, None] & (k < R)[None, :]
+        at = b + n[:, None] * R + k[None, :]
+        right = tl.load(at, mask=there, other=0.0)
+        total = tl.dot(high, right.T, total, input_precision="tf32")
+        total = tl.dot(low, right.T, total, input_precision="tf32")
+        right = tl.load(at + N * R, mask=there, other=0.0)
+        total = tl.dot(high, right.T, total, input_precision="tf32")
+    there = (m < M)[:, None] & (n < N)[None, :]
+    at = w + m[:, None] * N + n[None, :]
+    tl.store(at, tl.load(at, mask=there) + alpha * total, mask=there)

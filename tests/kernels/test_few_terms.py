@@ -1,0 +1,44 @@
+"""A large matrix moves along a short sum as exactly as in float32."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
+
+from trgp.kernels import few_terms
+from trgp.kernels.few_terms import add_product, fits
+
+
+def given(m: int, r: int, n: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(m + r + n)
+    shapes = (m, n), (m, r), (r, n)
+    return tuple(torch.randn(*shape, generator=draw).to(device) for shape in shapes)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [(130, 48, 140), (200, 70, 129), (64, 192, 300)])
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+def test_it_is_as_exact_as_float32(size: tuple[int, int, int], turned: bool, device: str) -> None:
+    W, left, right = given(*size, device)
+    if turned:
+        left, right = (t.t().contiguous().t() for t in (left, right))
+    exact = W.double() - 0.5 * left.double() @ right.double()
+    scale = W.double().abs() + left.double().abs() @ right.double().abs()
+    moved = W.clone()
+    add_product(moved, left, right, -0.5)
+    # TF32 would be a hundred times as far off.
+    assert ((moved - exact).abs() <= 4 * torch.finfo(W.dtype).eps * scale).all()
+    again = W.clone()
+    add_product(again, left, right, -0.5)
+    assert torch.equal(moved, again)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_it_is_for_large_matrices_in_full_precision() -> None:
+    W, left, right = given(2048, 64, 1024, "cuda")
+    assert fits(W, left, right)
+    assert not fits(W[:1000], left[:1000], right)
+    assert not fits(W.t().contiguous().t(), left, right)
+    assert not fits(W, left[:, :40], right[:40])
+    assert not fits(W.double(), left.double(), right.double())
+    assert min(few_terms.TERMS) > 40
