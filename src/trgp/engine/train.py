@@ -86,7 +86,7 @@ class Trained(NamedTuple):
 def progress_of(numbers: Tensor) -> Tensor:
     """From 0 at the first row to 1 at the last, which a single one is."""
     count = len(numbers)
-    steps = torch.arange(count, device=numbers.device)
+    steps = torch.arange(count, dtype=torch.float64, device=numbers.device)
     return steps / (count - 1) if count > 1 else steps + 1.0
 
 

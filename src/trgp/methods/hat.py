@@ -73,9 +73,9 @@ class HAT(Method):
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
+        like = next(iter(ctx.params.values()))
         own = {
-            OWN + gate.name: torch.randn(gate.units, generator=draw).to(ctx.network.device)
-            for gate in self.gates
+            OWN + gate.name: torch.randn(gate.units, generator=draw).to(like) for gate in self.gates
         }
         return {**ctx.params, **own}, ctx.state
 
