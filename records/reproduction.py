@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import claims
 from five_datasets import five_datasets, trusted
+from overhead import overhead
 from recorded import Found, Wanted, changes_of, of_sweep, recorded
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
 from trust_regions import latest
@@ -354,6 +355,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "beyond": beyond,
     "transfer": transfers,
     "time": times,
+    "overhead": overhead,
     "memory": held,
     "latest": latest,
     "trusted": trusted,

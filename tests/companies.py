@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trgp.benchmarks.common import TRGP_QUIRKS
 from trgp.engine.captured import CapturedTask
 from trgp.engine.checkpoint import Checkpoints
+from trgp.engine.clock import Clock
 from trgp.engine.config import configure
 from trgp.engine.errors import RunError
 from trgp.engine.events import Observer, nobody
@@ -185,7 +186,9 @@ def begun(run: Asked, task: int, device: torch.device = CPU) -> Begun:
     method = run.config.method.bind(network)
     run.folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(run.folder, {}, device)
-    turns = Sequencer(run.config, benchmark, method, run.seed, checkpoints, nobody).learn()
+    turns = Sequencer(
+        run.config, benchmark, method, run.seed, checkpoints, nobody, Clock(device)
+    ).learn()
     work = next(turns)
     while work is None or work.epoch.task < task:
         work = turns.send(None if work is None else train_epoch(method, work))

@@ -1,10 +1,11 @@
 """The figures of a report: what each shows, and that it is drawn with every label."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from some_found import a_configuration, matrix, some_found
-from some_results import a_result, some_results
+from some_results import a_result, some_results, with_all_phases
 from torch import nn
 
 from trgp.benchmarks import NAMES, load
@@ -186,6 +187,19 @@ def test_time_by_phase() -> None:
         "selection": (1, 1, 1),
         "evaluation": (0.5, 0.5, 0.5),
     }
+
+
+def test_time_by_phase_where_some_results_tell_more_of_them() -> None:
+    """A mean over seeds is of what all of them tell apart."""
+    old = some_results(3, T=3)
+    new = [replace(run, seconds=with_all_phases(run.seconds)) for run in old]
+    shown = [
+        {each.name: each.y[0] for each in made["time-split-cifar100-trgp-paper"].series}
+        for runs in (old, new, [new[0], *old[1:]])
+        for made in [charts(Found([Results(tuple(runs))], []))]
+    ]
+    assert shown[1] == {**shown[0], "training": 26, "validation": 5, "checkpoints": 0.25}
+    assert shown[2] == shown[0]
 
 
 def test_accuracy_against_bytes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from some_results import a_result
+from some_results import a_result, with_all_phases
 
 from trgp.benchmarks.five_datasets import SETS
 from trgp.results.store import find, run_folder, write_result
@@ -90,6 +90,7 @@ def test_without_records_everything_is_not_run(tmp_path: Path) -> None:
     assert {row["ACC %"] for row in rows(tmp_path, "ablation")} == {"not run"}
     assert {row["within one published std"] for row in rows(tmp_path, "variants")} == {"not run"}
     assert made(tmp_path, "trusted") == "Not run."
+    assert made(tmp_path, "overhead") == "Not measured yet."
     assert made(tmp_path, "memory") == made(tmp_path, "index") == "Nothing of it is run."
     assert [row["runs"].split()[0] for row in rows(tmp_path, "coverage")] == ["0", "0", "0"]
     assert made(tmp_path, "transfer").startswith("Not run: pmnist, split-cifar100,")
@@ -362,6 +363,24 @@ def test_ablations_that_the_paper_does_not_print_are_not_run(tmp_path: Path) -> 
     assert shown["top 3"] == "74.10"
     assert shown["top 4"] == shown["task-wise"] == "not run"
     assert not any(row["preset"].startswith("official") for row in here)
+
+
+def test_what_a_job_takes_beside_its_steps_is_told_where_it_is_known(tmp_path: Path) -> None:
+    old = [{"training": 90.0, "selection": 1.0, "bases": 2.0, "evaluation": 1.75}] * 2
+    store(tmp_path, [74.1, 74.5], seconds=old)
+    store(tmp_path, [72.1], method="gpm", seconds=with_all_phases(old))
+    store(tmp_path, [72.2], method="gpm", seconds=old, first_seed=1)
+    assert made(tmp_path, "overhead") == "Not measured yet."
+    store(tmp_path, [70.1, 70.5], method="er", seconds=with_all_phases(old))
+    much = [{**task, "checkpoints": 20.0} for task in with_all_phases(old)]
+    store(tmp_path, [70.1, 70.5], method="hat", seconds=much, device="cuda (NVIDIA H200)")
+    hat, er = rows(tmp_path, "overhead")
+    assert (er["method"], er["seeds"], er["a run's time"]) == ("er", "2", "3 min 10 s")
+    shares = [er[f"{part} %"] for part in ("validation", "evaluation", "selection", "bases")]
+    assert shares == ["5.3", "1.8", "1.1", "2.1"]
+    assert (er["checkpoints %"], er["together %"], er["at most 15 %"]) == ("0.3", "10.5", "yes")
+    assert (hat["together %"], hat["at most 15 %"]) == ("25.9", "no")
+    assert hat["device"] == "cuda (NVIDIA H200)"
 
 
 def test_the_index_says_what_repeats_every_cell(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from some_found import a_configuration, matrix, some_found
-from some_results import a_result, some_results
+from some_results import a_result, some_results, with_all_phases
 
 from trgp.benchmarks import PAPER
 from trgp.cli import run as command_line
@@ -239,6 +239,20 @@ def test_time_is_relative_to_gpm_on_the_same_device() -> None:
     assert trgp["paper's"].text == "1.65"
     assert trgp["training"].value == 198
     assert trgp["evaluation"].value == 300
+
+
+def test_time_is_the_same_however_many_phases_are_told() -> None:
+    """Validation is learning, and checkpoints, which older results do not count, are apart."""
+    old = [{"training": 60.0, "bases": 6.0, "evaluation": 1.0}] * 3
+    configurations = [
+        a_configuration("gpm", seconds=old),
+        a_configuration("trgp", seconds=with_all_phases(old)),
+    ]
+    table = tables(Found(configurations, []))["time"]
+    for row in rows(table):
+        assert (row["training"].value, row["evaluation"].value) == (198, 3)
+        assert row["in multiples of GPM's"].text == "1.00"
+    assert "checkpoints" in table.note
 
 
 def test_runs_at_once_are_on_the_same_device() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from some_results import a_matrix, a_result, some_results
+from some_results import a_matrix, a_result, some_results, with_all_phases
 
 from trgp.benchmarks import PAPER
 from trgp.benchmarks.common import Published
@@ -128,6 +129,20 @@ def test_time_is_split_and_summed() -> None:
     rows = block(text, "Time")
     assert " ".join(rows[1].split()) == "1 31.0 s 2.0 s 1.0 s 0.5 s 34.5 s"
     assert " ".join(rows[-1].split()) == "all 2 min 04 s 8.0 s 4.0 s 2.0 s 2 min 18 s"
+
+
+def test_validation_and_checkpoints_are_shown_where_all_results_tell_them() -> None:
+    old = some_results(3)
+    new = [replace(run, seconds=with_all_phases(run.seconds)) for run in old]
+    text = rendered(summary(Results(tuple(new)), None), width=80)
+    assert line(text, "task") == "training validation bases selection evaluation checkpoints all"
+    assert " ".join(block(text, "Time")[1].split()) == (
+        "1 26.0 s 5.0 s 2.0 s 1.0 s 0.5 s 0.2 s 34.8 s"
+    )
+    mixed = Results((new[0], *old[1:]))
+    assert block(rendered(summary(mixed, None)), "Time") == block(
+        rendered(summary(old, None)), "Time"
+    )
 
 
 def test_phases_of_other_methods_are_shown_too() -> None:

@@ -14,6 +14,7 @@ from ..methods.base import Method
 from ..results.result import Result
 from ..results.store import RESULT, locked, read_result, write_result
 from .checkpoint import Checkpoints, clear
+from .clock import Clock
 from .company import Member, Stack, Waiting, stacks_well, together
 from .config import Config
 from .errors import InputError, Interrupted, RunError
@@ -112,6 +113,7 @@ def learn(
         engine = ("compiled" if compiled else "captured") if captured else "eager"
         noted: list[tuple[Asked, Result | RunError]] = []  # of runs that need not begin
         runs: dict[Sequencer, Asked] = {}
+        clock = Clock(device)
 
         def begin(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
             try:
@@ -128,7 +130,7 @@ def learn(
             # The stream knows what was loaded before it was made, but not what is made now, such as
             # the samples of all tasks in one.
             with stream.turn():
-                sequencers = [_sequencer(each, engine, observer) for each in own]
+                sequencers = [_sequencer(each, engine, observer, clock) for each in own]
             runs.update((s, each.run) for s, each in zip(sequencers, own, strict=True))
             if group[0].width == 1 or not own:
                 return Member(sequencers[0], captured, stream, compiled) if own else None
@@ -222,7 +224,7 @@ def _bound(
     return _Bound(run, benchmark, method, 1, 0)
 
 
-def _sequencer(bound: _Bound, engine: str, observer: Observer) -> Sequencer:
+def _sequencer(bound: _Bound, engine: str, observer: Observer, clock: Clock) -> Sequencer:
     run, method = bound.run, bound.method
     device = method.network.device
     captured = engine != "eager"
@@ -241,7 +243,9 @@ def _sequencer(bound: _Bound, engine: str, observer: Observer) -> Sequencer:
         "torch": torch.__version__,
     }
     checkpoints = Checkpoints(run.folder, identity, device)
-    return Sequencer(run.config, bound.benchmark, method, run.seed, checkpoints, observer, captured)
+    return Sequencer(
+        run.config, bound.benchmark, method, run.seed, checkpoints, observer, clock, captured
+    )
 
 
 def _written(run: Asked, sequencer: Sequencer, company: int, observer: Observer) -> Result:

@@ -4,9 +4,8 @@ A run is a generator, so that several can take turns on one device: it asks for 
 trained, is told what came of it, and pauses (None) before it waits for the device.
 """
 
-import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from ..benchmarks import Benchmark
 from ..methods.base import Method, Params
 from .batches import Part, joined
 from .checkpoint import Checkpoints, Position, Record
+from .clock import Clock
 from .config import Config
 from .context import Context
 from .divergence import LIMIT
@@ -38,8 +38,10 @@ class Sequencer:
         seed: int,
         checkpoints: Checkpoints,
         observer: Observer,
+        clock: Clock,
         captured: bool = False,
     ) -> None:
+        """`clock` is that of all runs it takes turns with."""
         self.config = config
         self.network = method.network
         self.method = method
@@ -47,6 +49,7 @@ class Sequencer:
         self._seed = seed
         self._checkpoints = checkpoints
         self._observer = observer
+        self._clock = clock
         self._captured = captured
         self._evaluation = Evaluation(method.network, captured)
         self.company = 1  # runs that take turns on the device: it is this one's for a share of time
@@ -96,7 +99,8 @@ class Sequencer:
                 yield from self._epoch(position)
             last = stage + 1 == len(self._stages)
             if last:
-                self.save()  # before a result that may find no room
+                with self._alone(position, "checkpoints"):
+                    self.save()  # before a result that may find no room
             yield from self._end(position)
             if not last:
                 position = self._begin(position)
@@ -110,11 +114,13 @@ class Sequencer:
         record = position.record
         record.seconds.append({})
         record.curves.append({})
-        with self._clock(record, "selection"):
+        with self._alone(position, "selection"):
             params, state = self.method.begin_task(self._context(position))
+            finish(self.network.device)
         position.params, position.state = params, state
         position.schedule = self._schedule()
-        return self._checkpoints.save_task(position, self.company)
+        with self._alone(position, "checkpoints"):
+            return self._checkpoints.save_task(position, self.company)
 
     def _epoch(self, position: Position) -> Turns:
         method, training, schedule = self.method, self._training, position.schedule
@@ -129,20 +135,21 @@ class Sequencer:
             self._trained(position),
         )
         begun = Work(self._apart(position.params), position.state, epoch)
-        with self._clock(position.record, "training"):
+        with self._shared(position, "training"):
             trained = yield begun._replace(params=self._apart(position.params))
             assert trained is not None
             parts = self._valid if self._joint else [self._valid[task]]
-            scores = [
-                self._evaluation(
-                    method.weights_for(trained.params, trained.state, part.task),
-                    part,
-                    training.test_batch,
-                    1,
-                    *(self._seed, "valid"),
-                )
-                for part in parts
-            ]
+            with self._clock.validation():
+                scores = [
+                    self._evaluation(
+                        method.weights_for(trained.params, trained.state, part.task),
+                        part,
+                        training.test_batch,
+                        1,
+                        *(self._seed, "valid"),
+                    )
+                    for part in parts
+                ]
             figures = torch.cat(
                 [trained.loss.reshape(1), mean(scores, [len(part.samples) for part in parts])]
             )
@@ -165,7 +172,8 @@ class Sequencer:
         position.record.peak_memory_bytes = max(
             position.record.peak_memory_bytes, peak_memory(self.network.device)
         )
-        self._checkpoints.save_epoch(position, moving, self.company)
+        with self._alone(position, "checkpoints"):
+            self._checkpoints.save_epoch(position, moving, self.company)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
 
     def _trained(self, position: Position) -> list[str]:
@@ -185,10 +193,11 @@ class Sequencer:
             params, moving = position.best
             position.params, position.state = params, {**position.state, **moving}
             position.best = None
-        with self._clock(record, "bases"):
+        with self._alone(position, "bases"):
             position.params, position.state = self.method.end_task(self._context(position))
+            finish(self.network.device)
         count = len(self._test)
-        with self._clock(record, "evaluation"):
+        with self._alone(position, "evaluation"):
             if self._joint:
                 record.accuracy_matrix = [[None] * count for _ in range(count - 1)]
             seen = count if self._joint or self._training.evaluate_unseen else task + 1
@@ -196,10 +205,12 @@ class Sequencer:
                 self._score(self.method.weights_for(position.params, position.state, j), j)
                 for j in range(seen)
             ]
+        with self._shared(position, "evaluation"):
             yield None
+        with self._alone(position, "evaluation"):
             row: list[float | None] = torch.stack(scores)[:, 1].tolist()
-            row += [None] * (count - seen)
-            record.accuracy_matrix.append(row)
+        row += [None] * (count - seen)
+        record.accuracy_matrix.append(row)
         self._observer(TaskFinished(self._seed, task, row, dict(record.seconds[-1])))
         position.task += 1
 
@@ -232,12 +243,8 @@ class Sequencer:
     def _schedule(self) -> Schedule:
         return Schedule(self._training.lr)
 
-    @contextmanager
-    def _clock(self, record: Record, phase: str) -> Iterator[None]:
-        finish(self.network.device)
-        start = time.perf_counter()
-        yield
-        finish(self.network.device)
-        spent = record.seconds[-1]
-        share = (time.perf_counter() - start) / self.company
-        spent[phase] = spent.get(phase, 0.0) + share
+    def _alone(self, position: Position, phase: str) -> AbstractContextManager[None]:
+        return self._clock.alone(position.record.seconds[-1], phase)
+
+    def _shared(self, position: Position, phase: str) -> AbstractContextManager[None]:
+        return self._clock.shared(position.record.seconds[-1], phase, lambda: self.company)

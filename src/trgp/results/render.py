@@ -18,11 +18,11 @@ from . import layout
 from .layout import NONE, Grid, pairs, plain, points, shown, size, spread, stacked, table
 from .metrics import Spread
 from .paired import p_value
+from .phases import Seconds, alike, in_order
 from .result import Result, Results
 from .store import Found
 
 FIGURES = {"ACC": "acc", "BWT": "bwt", "mean A_ii": "mean_diagonal", "forgetting": "forgetting"}
-PHASES = ("training", "bases", "selection", "evaluation")
 NAMES = ("benchmark", "method", "preset")
 NUMBERS = ("seeds", "ACC", "BWT", "A_ii", "memory", "time", "paper")
 SAME_FIGURES = frozenset({"evaluate_unseen", "form"})
@@ -216,11 +216,11 @@ def _published(paper: Published) -> dict[str, Spread]:
     return {"ACC": Spread(acc, std, 0), "BWT": Spread(bwt, None, 0)}
 
 
-def _times(runs: Sequence[Sequence[Mapping[str, float]]]) -> RenderableType:
+def _times(stored: Sequence[Seconds]) -> RenderableType:
     """Time by task and phase, mean over seeds."""
-    known = {phase for tasks in runs for task in tasks for phase in task}
-    phases = [phase for phase in PHASES if phase in known] + sorted(known - {*PHASES})
-    made = table(["task"], [*phases, "all"], title="Time")
+    runs = alike(stored)
+    phases = in_order(phase for tasks in runs for task in tasks for phase in task)
+    made = table(["task"], [*phases, "all"], title="Time", gap=1)
     total = [0.0] * (len(phases) + 1)
     for t, tasks in enumerate(zip_longest(*runs, fillvalue={})):
         means = [statistics.fmean(task.get(phase, 0.0) for task in tasks) for phase in phases]

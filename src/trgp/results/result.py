@@ -40,7 +40,10 @@ class Result:
     ranks: Mapping[str, list[int]]
     """By layer and task: protected directions after the task."""
     seconds: list[dict[str, float]]
-    """By task and phase: training (with validation), bases, selection, evaluation."""
+    """By task and phase: training, validation, bases, selection, evaluation, checkpoints.
+
+    Results stored earlier have validation within training, and no checkpoints.
+    """
     peak_memory_bytes: int
     """On a GPU what was allocated there at most, else the process's largest size."""
     state_bytes: int

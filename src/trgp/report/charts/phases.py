@@ -2,7 +2,7 @@
 
 import statistics
 
-from ...results.render import PHASES
+from ...results.phases import alike, in_order
 from ...results.result import Results
 from ..model import Chart, Series
 from ..naming import clean, of_configuration
@@ -12,9 +12,11 @@ from .means import configuration, over_seeds
 def phases(results: Results) -> Chart | None:
     """Stacked bars, the mean over seeds."""
     run = results[0]
-    known = {name for r in results for task in r.seconds for name, spent in task.items() if spent}
-    names = [phase for phase in PHASES if phase in known] + sorted(known - {*PHASES})
-    T = max(len(r.seconds) for r in results)
+    runs = alike([r.seconds for r in results])
+    names = in_order(
+        name for tasks in runs for task in tasks for name, spent in task.items() if spent
+    )
+    T = max(map(len, runs))
     if not names:
         return None
     x = tuple(str(t + 1) for t in range(T))
@@ -29,9 +31,7 @@ def phases(results: Results) -> Chart | None:
                 clean(name),
                 x,
                 tuple(
-                    statistics.fmean(
-                        r.seconds[t].get(name, 0.0) for r in results if t < len(r.seconds)
-                    )
+                    statistics.fmean(tasks[t].get(name, 0.0) for tasks in runs if t < len(tasks))
                     for t in range(T)
                 ),
             )

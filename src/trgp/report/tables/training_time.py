@@ -20,12 +20,13 @@ COLUMNS = (
     "evaluation",
     "device",
 )
+APART = ("evaluation", "checkpoints")
 NOTE = (
-    "Training is all that learning takes: steps with validation, bases and selection; the old "
-    "tasks' evaluation is apart. Times are means over seeds. They are related to GPM's with the "
-    "same data and preset on the same device, and compare well only where runs had it to "
-    "themselves. Where runs went at once, a run's time is its share of the device's: what all of "
-    "them took, divided by their number."
+    "Training is all that learning takes: steps, validation, bases and selection. Apart are the "
+    "old tasks' evaluation, and checkpoints, which belong to a job but which results stored "
+    "earlier do not count. Times are means over seeds. They are related to GPM's with the same "
+    "data and preset on the same device, and compare well only where runs had it to themselves. "
+    "Where runs went at once, a run's time is its share of the device's."
 )
 
 
@@ -43,7 +44,7 @@ def _key(results: Results) -> tuple[str, str, str]:
 
 
 def _training(run: Result) -> float:
-    return sum(sum(task.values()) for task in run.seconds) - _evaluation(run)
+    return sum(spent for task in run.seconds for phase, spent in task.items() if phase not in APART)
 
 
 def _evaluation(run: Result) -> float:
