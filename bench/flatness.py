@@ -91,8 +91,8 @@ class Learner:
     def full(self) -> Work:
         """The next task, its memories filled up by zero columns."""
         work = self.begin().work
-        params, wide = self.method.padded(work.params, work.state)
-        return work._replace(params=params, state={**work.state, **wide})
+        params = self.method.to_stack(work.params, work.state)
+        return work._replace(params=params, state={**work.state, **self.method.padded(work.state)})
 
 
 def widths(learner: Learner) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """On a GPU: the same properties, and no waiting for the device inside a step."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from trgp import GPM, TRGP
 from trgp.core.decompositions import cholesky, eigh, qr
 from trgp.engine import captured
 from trgp.engine.errors import Interrupted
+from trgp.engine.evaluate import Evaluation
 from trgp.engine.events import EpochFinished, Event, RunStarted
 from trgp.engine.machine import repeatable
 from trgp.methods import METHODS
 from trgp.models import AlexNet
+from trgp.results.phases import PHASES
 from trgp.results.result import Result
 
 pytestmark = [
@@ -334,6 +337,38 @@ def test_an_interrupted_company_goes_on_to_the_same_bits(
     begun = {e.seed: (e.done_tasks, e.done_epochs) for e in seen if isinstance(e, RunStarted)}
     assert begun[1] == (2, 1)
     assert len(set(begun.values())) > 1
+
+
+@pytest.mark.parametrize(
+    ("go", "at_a_time"), [(on_digits, 1), (on_alexnet, 3)], ids=["stacked", "side by side"]
+)
+def test_validation_is_timed_where_it_is_queued(
+    go: Any, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody waits for it: the device is kept busy whenever one of three runs validates."""
+    cycles, evaluated = 100_000_000, Evaluation.__call__
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    torch.cuda.synchronize()
+
+    def slowly(self: Evaluation, *given: Any) -> Tensor:
+        if "valid" in given:
+            torch.cuda._sleep(cycles)
+        return evaluated(self, *given)
+
+    monkeypatch.setattr(Evaluation, "__call__", slowly)
+    start = time.perf_counter()
+    seconds = [run.seconds for run in go("finetune", tmp_path).values()]
+    passed = time.perf_counter() - start
+    every = [task for tasks in seconds for task in tasks]
+    assert {frozenset(task) for task in every} == {frozenset(PHASES)}
+    assert all(spent >= 0 for task in every for spent in task.values())
+    assert sum(sum(task.values()) for task in every) <= passed
+    # Two epochs a task; half, as it may go on while another run has the thread for itself.
+    busy = len(every) * 2 * begin.elapsed_time(end) / 1000 / at_a_time
+    assert sum(task["validation"] for task in every) > busy / 2
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])

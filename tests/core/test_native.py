@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trgp.core import native
 from trgp.core.guard import with_coordinates
+from trgp.core.products import plus_product
 from trgp.core.scaling import effective_weight
 from trgp.core.subspace import columns_of
 
@@ -355,7 +356,7 @@ def test_a_sum_with_a_product_under_vmap_is_that_of_each(g: int, stacked: str) -
         for alpha in (1, -1, 0.5):
             dims = tuple(axis if name in stacked else None for name in "XAB")
             moved = [t.movedim(0, axis) if n in stacked else t for n, t in given.items()]
-            found = torch.vmap(partial(native._plus_product, alpha=alpha), in_dims=dims)(*moved)
+            found = torch.vmap(partial(plus_product, alpha=alpha), in_dims=dims)(*moved)
             for k in range(6):
                 X, A, B = (t[k] if n in stacked else t for n, t in given.items())
                 torch.testing.assert_close(found[k], X + alpha * A @ B, rtol=0, atol=1e-13)

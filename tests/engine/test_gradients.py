@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from trgp.engine.gradients import loss_and_gradients
 from trgp.engine.network import Network
+from trgp.engine.stacked import stacked_step
 from trgp.methods import Batch, Factors, Method
+from trgp.methods.base import Grads, Params, Rate
 from trgp.methods.finetune import Finetune
+from trgp.tree import State
 
 
 class Twice(nn.Module):
@@ -131,6 +134,51 @@ def test_factors_make_up_autograds_gradient(name: str) -> None:
             assert not gradient.requires_grad
             assert_close(gradient, theirs)
     assert not any(module._forward_hooks for module in method.network.module.modules())
+
+
+class AlongFactors(Finetune):
+    """Steps of plain SGD that also take factors."""
+
+    def step(
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        whole = {n: g.delta.mT @ g.x if isinstance(g, Factors) else g for n, g in grads.items()}
+        return super().step(params, whole, state, batch, lr)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_factors_of_a_stack_are_those_of_each_run(name: str) -> None:
+    """Whatever is done to a layer's output, and however often it is called."""
+    plain, first = bound(NETWORKS[name])
+    method = AlongFactors().bind(plain.network)
+    each = [first, plain.network.initial_params(1), plain.network.initial_params(2)]
+    batches = [a_batch() for _ in each]
+    together = {key: torch.stack([params[key] for params in each]) for key in first}
+    batch = Batch(torch.stack([b.x for b in batches]), torch.stack([b.y for b in batches]), 0, 0)
+    lr = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    weights = [key for key in first if key.endswith("weight")]
+    for factored in ([], weights[:1], weights):
+        new, _, losses = stacked_step(method, together, {}, batch, lr, list(first), factored)
+        assert new.keys() == first.keys()
+        for k, (params, own) in enumerate(zip(each, batches, strict=True)):
+            loss, expected = by_autograd(plain, params, own)
+            assert_close(losses[k], loss)
+            for key, gradient in expected.items():
+                assert gradient is not None
+                assert_close(new[key][k], params[key] - lr[k] * gradient)
+    assert not any(module._forward_hooks for module in method.network.module.modules())
+
+
+@pytest.mark.parametrize("factored", [[], ["idle.weight"]])
+def test_a_layer_that_does_nothing_does_not_move_in_a_stack(factored: list[str]) -> None:
+    plain, params = bound(Aside)
+    method = AlongFactors().bind(plain.network)
+    together = {key: torch.stack([tensor, tensor]) for key, tensor in params.items()}
+    x, y, *_ = a_batch()
+    batch = Batch(torch.stack([x, x]), torch.stack([y, y]), 0, 0)
+    lr = torch.ones(2, dtype=torch.float64)
+    new, _, _ = stacked_step(method, together, {}, batch, lr, list(params), factored)
+    assert new.keys() == {"head.weight", "head.bias"}
 
 
 def test_a_head_that_is_not_used_has_no_gradient() -> None:

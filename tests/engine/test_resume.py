@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from companies import STACKABLE, company, digests, network_for, one_head
+from companies import LITERAL, STACKABLE, company, digests, network_for, one_head
 from helpers import mlp
 from small_runs import (
     CASES,
@@ -31,7 +31,15 @@ from small_runs import (
 import trgp
 from trgp.engine import checkpoint
 from trgp.engine.errors import InputError, Interrupted, RunError
-from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
+from trgp.engine.events import (
+    EpochFinished,
+    Event,
+    Observer,
+    RunFinished,
+    RunStarted,
+    TaskFinished,
+    nobody,
+)
 from trgp.files import read_tensors, write_tensors
 from trgp.methods import Method
 from trgp.methods.finetune import Finetune
@@ -322,6 +330,30 @@ def test_a_company_killed_at_any_moment_ends_the_same(
         assert digests(run_together(case, copy, observer=seen.append)) == expected
         begun.append(begun_at(seen))
     assert spare or any(len(set(each.values())) > 1 for each in begun)
+
+
+@pytest.mark.parametrize("way", LITERAL)
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_stack_in_the_literal_form_goes_on_to_the_bit(
+    way: str, epoch: int, tmp_path: Path
+) -> None:
+    """Within a task whose scalings a stack holds in another form than a checkpoint."""
+    options: dict[str, Any] = {**STACKABLE["trgp"], **LITERAL[way], "epochs": 3}
+
+    def go(out: str, observer: Observer = nobody) -> dict[int, Result]:
+        return company(some_tasks(3), "trgp", tmp_path / out, observer=observer, **options)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch) == (2, epoch):
+            raise KeyboardInterrupt
+
+    expected = go("whole")
+    assert all(result.selected[2] for result in expected.values())
+    with pytest.raises(Interrupted):
+        go("parts", stop)
+    seen: list[Event] = []
+    assert digests(go("parts", seen.append)) == digests(expected)
+    assert (2, epoch) in begun_at(seen).values()
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [0, 2]])

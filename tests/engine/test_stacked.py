@@ -45,8 +45,6 @@ from trgp.methods.trgp import OWN
 from trgp.results.result import Result
 from trgp.tree import leaves, level
 
-SIZES = {"0": 8, "2": 12, "4": 10}  # of the inputs of the layers, without a bias
-
 # Of every tensor's largest entry, after a hundred steps.
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
@@ -136,7 +134,7 @@ def test_memories_and_trust_regions_of_other_sizes_stack(
         }
         assert {0, 2} <= set(trusted["0"])
         assert {0, 2} <= set(trusted["4"])
-    _, padded = runs[0].method.padded(runs[0].work.params, states[0])
+    padded = runs[0].method.padded(states[0])
     assert bool(runs[0].method.factored(padded, batch)) == (batch == 2)
     agree(runs, 4 if batch == 2 else 15, CLOSE[dtype])
 
@@ -189,24 +187,26 @@ def test_a_run_without_any_memory_stacks_with_others(way: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("way", LITERAL)
-def test_padding_of_the_literal_form_stays_zero(way: str, bias: bool, tmp_path: Path) -> None:
-    """And changes no step: padded, a run learns the same S in the same corner of a wider one."""
-    (run,) = runs_at(3, f"trgp, {way}", layers(bias), tmp_path, torch.float64, 1)
-    params, state = run.method.padded(run.work.params, run.work.state)
-    sizes = scaling_sizes(run)
-    scalings = {f"{OWN}{name} {k}": n + bias for name, n in SIZES.items() for k in range(2)}
-    assert 0 < len(sizes) <= len(scalings)
-    assert {name: params[name].shape[2] for name in scalings} == scalings
-    names = [*run.work.epoch.trained, *(name for name in params if name not in run.work.params)]
-    wide = eagerly(Begun(run.method, Work(params, state, run.work.epoch)).changed(trained=names), 5)
-    alone = eagerly(run, 5)
-    for name, found in wide.params.items():
-        expected = torch.zeros_like(found)
-        if name in alone.params:
-            own = alone.params[name]
-            expected[tuple(map(slice, own.shape))] = own
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        assert torch.equal(found == 0, expected == 0)
+def test_a_literal_run_in_a_stack_and_back_is_what_it_was(
+    way: str, bias: bool, tmp_path: Path
+) -> None:
+    """After some steps, too, which it could also take alone; its shapes are the network's."""
+    options = {"threshold": 0.9, "epsilon": 0.72, "top_k": 2}
+    runs = runs_at(3, f"trgp, {way}", layers(bias), tmp_path, torch.float64, 4, 3, **options)
+    assert len({tuple(scaling_sizes(run)) for run in runs}) > 1
+    shapes = set()
+    for run in runs:
+        method, (params, state, epoch) = run
+        inside, wide = method.to_stack(params, state), {**state, **method.padded(state)}
+        given = [*inside.items(), *leaves(method.padded(state))]
+        shapes.add(tuple((name, tensor.shape) for name, tensor in given))
+        back = method.from_stack(inside, params, state)
+        assert farthest(dict(back), dict(params)) < 1e-13
+        trained = [name for name in epoch.trained if name in inside]
+        moved = eagerly(Begun(method, Work(inside, wide, epoch)).changed(trained=trained), 1)
+        found = method.from_stack(moved.params, params, state)
+        assert farthest(dict(found), dict(eagerly(run, 1).params)) < 1e-12
+    assert len(shapes) == 1
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -76,10 +76,10 @@ def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
         epoch = epoch_of(method, network, samples, task, begun)
         if task in (FEW, MANY):
             # Of the same width, whatever the memories hold by now.
-            full, padded = method.padded(begun, started)
+            full = method.to_stack(begun, started)
             wide = epoch_of(method, network, samples, task, full)
             with Noted() as each:
-                train_epoch(method, Work(full, {**started, **padded}, wide))
+                train_epoch(method, Work(full, {**started, **method.padded(started)}, wide))
             noted[task] = each.calls
         trained = train_epoch(method, Work(begun, started, epoch))
         ended = Context(
@@ -91,17 +91,25 @@ def test_a_step_after_many_tasks_is_that_after_few(method: Method) -> None:
 
 
 def test_projections_add_few_operations_to_a_stacked_step(tmp_path: Path) -> None:
-    """As many as kernels of a GPU, which is what so small a step costs there."""
+    """As many as kernels of a GPU, which is what so small a step costs there; of batches so small
+    that steps are made from factors."""
     made: dict[str, int] = {}
-    for name in ("finetune", "gpm", "trgp"):
-        trust: dict[str, Any] = {"epsilon": 0.0, "scale_rate": 0.1} if name == "trgp" else {}
+    trust: dict[str, Any] = {"epsilon": 0.0, "scale_rate": 0.1}
+    ways: dict[str, tuple[str, dict[str, Any]]] = {
+        "finetune": ("finetune", {}),
+        "gpm": ("gpm", {}),
+        "trgp": ("trgp", trust),
+        "literal": ("trgp", trust | {"strongest_unprotected": True}),
+    }
+    for name, (method, options) in ways.items():
         asked = asked_for(
             some_tasks(3),
-            name,
+            method,
             tmp_path / name,
             lambda: MLP(8, (12, 10), CLASSES, heads=3),
             [0, 1],
-            **trust,
+            batch=4,
+            **options,
         )
         runs = [begun(run, 2) for run in asked]
         steps = CapturedTask(runs[0].method, [run.work for run in runs], stacked=True)
@@ -112,5 +120,6 @@ def test_projections_add_few_operations_to_a_stacked_step(tmp_path: Path) -> Non
             steps._body(runs[0].work, cut, first=False)
         made[name] = noted.computed
     layers = 2  # and the heads
-    assert made["finetune"] < made["gpm"] <= made["finetune"] + 3 * layers
-    assert made["gpm"] < made["trgp"] <= made["gpm"] + 2 * layers
+    assert made["gpm"] == made["finetune"]
+    assert made["gpm"] < made["trgp"] <= made["gpm"] + layers
+    assert made["trgp"] < made["literal"] <= made["trgp"] + 6 * layers

@@ -99,6 +99,24 @@ def test_the_native_form_is_the_literal_one(name: str, way: Any, tmp_path: Path)
             assert values == pytest.approx(other[key], abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["no bias", "norms of the batch"])
+@pytest.mark.parametrize("form", ["gpm", "auto", "literal"])
+def test_columns_of_zeros_as_a_gpu_has_them_change_nothing(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = NETWORKS[name]
+    tasks = some_tasks(3, *shape, dtype=torch.float64, rank=3 if len(shape) > 1 else 5)
+    options: dict[str, Any] = {"threshold": 0.9, "epochs": 3, "samples": SAMPLES}
+    method = WatchedGPM if form == "gpm" else WatchedTRGP
+    options |= {} if form == "gpm" else {"form": form, "epsilon": 0.0}
+    one, plain = watched(method, tasks, tmp_path / "a", as_double(make), **options)
+    monkeypatch.setattr(core.native, "aligned", lambda M: F.pad(M, (0, 3)))
+    two, wide = watched(method, tasks, tmp_path / "b", as_double(make), **options)
+    assert (one.selected, one.ranks) == (two.selected, two.ranks)
+    for count, (a, b) in enumerate(zip(plain, wide, strict=True), 1):
+        assert_same_weights(a, b, count, 1e-9)
+
+
 def test_a_union_is_all_of_the_trusted_directions_under_one_matrix(tmp_path: Path) -> None:
     """What it learns of W lies in them all, and reaches where a matrix for each basis cannot."""
     tasks = some_tasks(3, dtype=torch.float64)

@@ -23,22 +23,24 @@ shapes alone: it runs eagerly, under vmap and inside a CUDA graph.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import product
 from .decompositions import cholesky, cholesky_solve
+from .products import into_product, plus_product, product
 from .subspace import columns_of
-from .vmapped import is_batchedtensor, runs_first
 
 Form = Literal["gradient", "factored"]
 
 SPARED: dict[Form, int] = {"factored": 1_000_000, "gradient": 100_000}
 """Multiplications in the time of the operations that whole matrices spare a step, about 30 and 10
 microseconds on one core of a CPU."""
+
+
+RUN = 16  # numbers: rows that are a multiple of it long begin where a GPU can read several at once
 
 
 class Task(NamedTuple):
@@ -72,12 +74,19 @@ def begin(W: Tensor, M: Tensor, masks: Sequence[Tensor], form: Form, ratio: floa
     `masks` are those of the selected old tasks, (g, m) or narrower where M has grown since. ratio:
     lr_q / lr.
     """
+    M = aligned(M)
     m = M.shape[2]
     C = W @ M
     wide = [pad(mask, (0, m - mask.shape[1])).to(W.dtype) for mask in masks]
     each = torch.stack(wide, 1) if wide else W.new_zeros(len(W), 0, m)
     signs = torch.cat([-W.new_ones(len(W), 1, m), ratio * each], 1)
     return Task(M, C, each, signs, gain_of(C, each, form, ratio))
+
+
+def aligned(M: Tensor) -> Tensor:
+    """On a GPU with columns of zeros, so that it reads every row four numbers at a time."""
+    more = -M.shape[2] % RUN if M.is_cuda else 0
+    return pad(M, (0, more)) if more else M
 
 
 def gain_of(C: Tensor, masks: Tensor, form: Form, ratio: float) -> Tensor:
@@ -117,14 +126,14 @@ def dense_factors(task: Dense, delta: Tensor, x: Tensor) -> Product:
     """All (delta A_j)' (x P_j) in one product, 0 being the free one."""
     g, n, _ = task.P.shape
     o = task.gains.shape[1]
-    left = _product(delta.reshape(g, -1, o), task.gains).view(g, -1, o)
-    return Product(left, _product(x.reshape(g, -1, n), task.P).view(g, -1, n))
+    left = product(delta.reshape(g, -1, o), task.gains).view(g, -1, o)
+    return Product(left, product(x.reshape(g, -1, n), task.P).view(g, -1, n))
 
 
 def dense_gradient(task: Dense, G: Tensor) -> Product:
     """The same from the gradient G (g, o, n): sum_j A_j G P_j."""
     g, o, n = G.shape
-    each = _product(G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
+    each = product(G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
     return Product(task.gains.mT, each)
 
 
@@ -138,57 +147,57 @@ def scaled_factors(task: Task, delta: Tensor, x: Tensor) -> Product:
     g, n, _ = task.M.shape
     o, K = task.C.shape[1], task.masks.shape[1]
     delta, x = delta.reshape(g, -1, o), x.reshape(g, -1, n)
-    z = _product(x, task.M)
+    z = product(x, task.M)
     if task.gain.dim() == 4:
-        scaled = _product(delta, task.gain.flatten(2))
+        scaled = product(delta, task.gain.flatten(2))
     else:
-        each = _product(delta, task.C).unsqueeze(2) * task.masks.unsqueeze(1)
-        scaled = _product(each.flatten(1, 2), task.C.mT)
+        each = product(delta, task.C).unsqueeze(2) * task.masks.unsqueeze(1)
+        scaled = product(each.flatten(1, 2), task.C.mT)
     b = delta.shape[1]
     left = torch.cat([delta.unsqueeze(2), scaled.view(g, b, K, o)], 2)
     each = z.unsqueeze(2) * task.signs.unsqueeze(1)
-    right = _product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
+    right = product(each.flatten(1, 2), task.M.mT).view(g, b, 1 + K, n)
     right[:, :, 0] += x
     return Product(left.flatten(1, 2), right.flatten(1, 2))
 
 
 def scaled_excess(task: Task, G: Tensor) -> Product:
     """What of a step along G (g, o, n) itself is too much: (T - S) M'."""
-    T = _product(G, task.M)
+    T = product(G, task.M)
     if task.gain.dim() == 4:
         # Below each other, times lr_q / lr.
         T_j = (task.signs[:, 1:].unsqueeze(2) * T.unsqueeze(1)).flatten(1, 2)
         A = task.gain.flatten(2)
     else:
         # C_j' T_j is C' T at the rows and columns of task j, so N sums all tasks in one product.
-        T_j = task.gain * _product(task.C.mT, T)
+        T_j = task.gain * product(task.C.mT, T)
         A = task.C
-    return Product(_into_product(T, A, T_j, -1).mT, task.M.mT)
+    return Product(into_product(T, A, T_j, -1).mT, task.M.mT)
 
 
 def taken_off(W: Tensor, along: Product) -> Tensor:
     """W - left' right, in the memory of W if it is no batched one."""
-    return _into_product(W, along.left.mT, along.right, -1)
+    return into_product(W, along.left.mT, along.right, -1)
 
 
 def narrowed_factors(P: Tensor, delta: Tensor, x: Tensor) -> Product:
     """G P for a projector P (g, n, n) that is given whole, from the factors of G."""
     g, n, _ = P.shape
     x = x.reshape(g, -1, n)
-    return Product(delta.reshape(g, x.shape[1], -1), _product(x, P))
+    return Product(delta.reshape(g, x.shape[1], -1), product(x, P))
 
 
 def free_factors(M: Tensor, delta: Tensor, x: Tensor) -> Product:
     """GPM's G (I - M M') from the factors of G: it is the inputs that are projected."""
     g, n, _ = M.shape
     x = x.reshape(g, -1, n)
-    free = _plus_product(x, _product(x, M), M.mT, -1)
+    free = plus_product(x, product(x, M), M.mT, -1)
     return Product(delta.reshape(g, x.shape[1], -1), free)
 
 
 def free_excess(M: Tensor, G: Tensor) -> Product:
     """What GPM takes off G: T M'."""
-    return Product(_product(G, M).mT, M.mT)
+    return Product(product(G, M).mT, M.mT)
 
 
 def shift(task: Task, W: Tensor) -> Tensor:
@@ -257,45 +266,3 @@ def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
     gradient = b * o * n + (1 + K) * o * n * (n + o)
     factored = (1 + K) * b * (n * n + o * o + o * n)
     return {"gradient": g * gradient, "factored": g * factored}
-
-
-def _product(A: Tensor, B: Tensor) -> Tensor:
-    """A B of every group; of one alone as plain matrices, for which GPUs have better kernels."""
-    return product(A[0], B[0]).unsqueeze(0) if len(A) == 1 else A @ B
-
-
-def _plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
-    """X + alpha A B."""
-    if len(A) > 1:
-        return torch.baddbmm(X, A, B, alpha=alpha)
-    one = X[0], A[0], B[0]
-    if is_batchedtensor(one[0]):
-        stacked: Tensor = _StackedProduct.apply(*one, alpha)  # type: ignore[no-untyped-call]
-        return stacked.unsqueeze(0)
-    return torch.addmm(*one, alpha=alpha).unsqueeze(0)
-
-
-def _into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
-    """The same where X is not needed any more: it becomes the result, if it is no batched one."""
-    if is_batchedtensor(X):
-        return _plus_product(X, A, B, alpha)
-    if len(A) > 1:
-        return X.baddbmm_(A, B, alpha=alpha)
-    X[0].addmm_(A[0], B[0], alpha=alpha)
-    return X
-
-
-class _StackedProduct(torch.autograd.Function):
-    """The same of runs stacked by vmap, whose own rule takes three kernels for it, not one."""
-
-    @staticmethod
-    def forward(X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:
-        raise NotImplementedError("Only called under vmap, which does not come here.")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """torch asks for it where there is a rule for vmap."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Any:
-        return torch.baddbmm(*runs_first(info, in_dims, X, A, B), alpha=alpha), 0

@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..data import Tensors
 from ..methods.base import Batch, Method, Params
@@ -20,7 +19,7 @@ from ..tree import State, from_leaves, leaves
 from .batches import Cut
 from .gradients import Gradients, loss_and_gradients
 from .replay import Replay
-from .stacked import Probes, probes_for, stacked_step
+from .stacked import stacked_step
 from .train import Trained, Work, check_moving, progress_of, train_step
 
 CHUNK = 64  # steps that are queued in one turn; far more would fill the queue of the device
@@ -49,13 +48,13 @@ class CapturedTask:
         self._method = method
         self._stacked = stacked
         self._gradients = gradients
-        needed = [self._needed(work) for work in works]
-        (names, state), own = needed[0], works[0].params
-        # A name that padding alone gives the first run may be another run's own, which trains.
-        self._trained = [*first.trained, *(name for name in names if name not in own)]
-        self._factored = method.factored(state, first.batch_size)
-        self._params = {name: self._joined([p[name] for p, _ in needed]) for name in names}
-        each = [dict(leaves(state)) for _, state in needed]
+        params = [self._params_of(work) for work in works]
+        states = [method.padded(work.state) if stacked else work.state for work in works]
+        names = params[0]
+        self._trained = [name for name in first.trained if name in names]
+        self._factored = method.factored(states[0], first.batch_size)
+        self._params = {name: self._joined([own[name] for own in params]) for name in names}
+        each = [dict(leaves(state)) for state in states]
         joined = {path: self._joined([state[path] for state in each]) for path in each[0]}
         self._fixed = {p: t for p, t in joined.items() if not self._is_moving(p)}
         self._moving = {p: t for p, t in joined.items() if self._is_moving(p)}
@@ -75,7 +74,6 @@ class CapturedTask:
         lead = (len(works),) if stacked else ()
         self._total = torch.zeros(lead, dtype=torch.float64, device=device)
         self._replay = Replay(device)
-        self._probes: dict[Cut, Probes] = {}
 
     def train(self, works: Sequence[Work]) -> Generator[None, None, list[Trained]]:
         """As the eager epoch, of every run; it pauses for others to queue their work as well."""
@@ -106,11 +104,12 @@ class CapturedTask:
 
     def _load(self, works: Sequence[Work]) -> None:
         """What an epoch begins with, into the tensors that the graphs know."""
+        params = [self._params_of(work) for work in works]
         for name, tensor in self._params.items():
-            self._put(tensor, [work.params.get(name) for work in works])
+            self._put(tensor, [own[name] for own in params])
         states = [dict(leaves(work.state)) for work in works] if self._moving else []
         for path, tensor in self._moving.items():
-            self._put(tensor, [state.get(path) for state in states])
+            self._put(tensor, [state[path] for state in states])
         self._put(self._numbers, [work.epoch.numbers(self._method) for work in works])
         self._rows.copy_(self._joined_rows(works))
         self._put(self._lr, [torch.tensor(work.epoch.lr, dtype=torch.float64) for work in works])
@@ -136,7 +135,7 @@ class CapturedTask:
             0.0 if progress is None else progress,
         )
         state = from_leaves({**self._fixed, **self._moving})
-        params, changes, loss = self._stepped(state, batch, cut)
+        params, changes, loss = self._stepped(state, batch)
         with torch.no_grad():
             changed = [n for n, tensor in params.items() if tensor is not self._params[n]]
             if new := [path for path, _ in leaves(changes) if path not in self._moving]:
@@ -152,7 +151,7 @@ class CapturedTask:
             self._total.add_(loss, alpha=cut.length)
             self._step += 1
 
-    def _stepped(self, state: State, batch: Batch, cut: Cut) -> tuple[Params, State, Tensor]:
+    def _stepped(self, state: State, batch: Batch) -> tuple[Params, State, Tensor]:
         method = self._method
         if not self._stacked:
             params, after, loss = train_step(
@@ -167,32 +166,29 @@ class CapturedTask:
                 give=True,
             )
             return params, {k: after[k] for k in method.moving if k in after}, loss
-        if cut not in self._probes:
-            self._probes[cut] = probes_for(method, self._params, state, batch, self._factored)
         params, changes, loss = stacked_step(
-            method, self._params, state, batch, self._lr, self._trained, self._probes[cut]
+            method, self._params, state, batch, self._lr, self._trained, self._factored
         )
         check_moving(method, changes)
         return params, changes, loss
 
     def _result(self, k: int, work: Work, loss: Tensor) -> Trained:
         """The k-th run's, by the names and in the shapes it has alone."""
-        params = {n: self._copied(self._params[n], k, t.shape) for n, t in work.params.items()}
-        held = {key: work.state[key] for key in self._method.moving if key in work.state}
-        moved = {
-            path: self._copied(self._moving[path], k, tensor.shape) for path, tensor in leaves(held)
-        }
+        params: Params = {n: self._own(t, k).clone() for n, t in self._params.items()}
+        if self._stacked:
+            params = self._method.from_stack(params, work.params, work.state)
+        moved = {path: self._own(tensor, k).clone() for path, tensor in self._moving.items()}
         state = {**work.state, **from_leaves(moved)}
-        return Trained(params, state, self._own(loss, k).clone())
+        return Trained({n: params[n] for n in work.params}, state, self._own(loss, k).clone())
 
     def _is_moving(self, path: str) -> bool:
         return path.partition("/")[0] in self._method.moving
 
-    def _needed(self, work: Work) -> tuple[Params, State]:
-        """Parameters and state; of a stack in shapes that all its runs have."""
+    def _params_of(self, work: Work) -> Params:
+        """What a run begins an epoch with; in a stack by names and in shapes that all have."""
         if self._stacked:
-            return self._method.padded(work.params, work.state)
-        return work.params, work.state
+            return self._method.to_stack(work.params, work.state)
+        return work.params
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(tensors)) if self._stacked else tensors[0].clone()
@@ -208,29 +204,12 @@ class CapturedTask:
             rows.append(own)
         return self._joined(rows).to(self._step.device)
 
-    def _put(self, target: Tensor, values: Sequence[Tensor | None]) -> None:
+    def _put(self, target: Tensor, values: Sequence[Tensor]) -> None:
         for k, value in enumerate(values):
-            own = self._own(target, k)
-            if value is None:  # what padding alone gives it
-                own.zero_()
-            else:
-                own.copy_(_fitted(value, own.shape))
+            self._own(target, k).copy_(value)
 
     def _own(self, tensor: Tensor, k: int) -> Tensor:
         return tensor[k] if self._stacked else tensor
-
-    def _copied(self, tensor: Tensor, k: int, shape: torch.Size) -> Tensor:
-        """The k-th run's part without its padding, and with the zeros that were left out."""
-        own = self._own(tensor, k)
-        return own.clone() if own.shape == shape else _fitted(own, shape)
-
-
-def _fitted(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """In another shape, with zeros at the end of every axis or without what is left there."""
-    if tensor.shape == shape:
-        return tensor
-    more = [wanted - have for wanted, have in zip(shape, tensor.shape, strict=True)]
-    return pad(tensor, [width for count in reversed(more) for width in (0, count)])
 
 
 def _together(sets: Sequence[Tensors]) -> Tensors:

@@ -1,6 +1,6 @@
 """A batch's loss and its gradient, or for linear layers the factors of it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ def loss_and_gradients(
     """
     free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
     with method.network.rounding() if rounded else nullcontext():
-        with probed(method.network.module, dict.fromkeys(factored)) as seen:
+        with probed(method.network.module, factored) as seen:
             loss = method.loss({**params, **free}, state, batch)
         probes = [probe for calls in seen.values() for _, probe in calls]
         found = iter(torch.autograd.grad(loss, [*free.values(), *probes], allow_unused=True))
@@ -79,31 +79,43 @@ def factors_of(
 
 
 @contextmanager
-def probed(module: nn.Module, weights: Mapping[str, Sequence[Tensor] | None]) -> Iterator[Seen]:
+def probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
     """While this is open, a zero is added to the output of these linear layers.
 
-    Its gradient is delta, the gradient of the output, and the weight itself needs none. The zeros
-    can be given, one for each call of a layer.
+    Its gradient is delta, the gradient of the output, and the weight itself needs none.
     """
     seen: Seen = {}
 
-    def hook(name: str, given: Sequence[Tensor] | None) -> Any:
-        def add(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            calls = seen.setdefault(name, [])
-            probe = given[len(calls)] if given else torch.zeros_like(output, requires_grad=True)
-            calls.append((args[0] if args else kwargs["input"], probe))
-            return output + probe
+    def add(name: str, x: Tensor, output: Tensor) -> Tensor:
+        probe = torch.zeros_like(output, requires_grad=True)
+        seen.setdefault(name, []).append((x, probe))
+        return output + probe
 
-        return add
+    with watched(module, weights, add):
+        yield seen
+
+
+@contextmanager
+def watched(
+    module: nn.Module, weights: Collection[str], see: Callable[[str, Tensor, Tensor], Tensor | None]
+) -> Iterator[None]:
+    """While this is open, `see` is given a weight's name and its layer's input and output in every
+    call; what it returns, if anything, takes the place of the output."""
+
+    def hook(name: str) -> Any:
+        def seen(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+            return see(name, args[0] if args else kwargs["input"], output)
+
+        return seen
 
     handles = [
         module.get_submodule(name.rpartition(".")[0]).register_forward_hook(
-            hook(name, given), with_kwargs=True
+            hook(name), with_kwargs=True
         )
-        for name, given in weights.items()
+        for name in weights
     ]
     try:
-        yield seen
+        yield
     finally:
         for handle in handles:
             handle.remove()

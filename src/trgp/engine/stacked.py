@@ -5,32 +5,23 @@ gradient of each.
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, maybe_get_bdim
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..methods.base import Batch, Factors, Method, Params
 from ..tree import State
-from .gradients import factors_of, probed
-
-Probes = dict[str, list[Tensor]]  # by weight: a zero for every call of its layer
+from .gradients import factors_of, watched
 
 
-def probes_for(
-    method: Method, params: Params, state: State, batch: Batch, factored: Collection[str]
-) -> Probes:
-    """Zeros of the shapes that the factored layers' outputs have, for all runs."""
-    if not factored:
-        return {}
-    runs = len(batch.y)
-    with torch.no_grad(), probed(method.network.module, dict.fromkeys(factored)) as seen:
-        own = _of_run(0, {"params": dict(params), "state": state, "given": _tensors(batch)})
-        method.loss(own["params"], own["state"], _batch_of(batch, own["given"]))
-    return {
-        name: [probe.new_zeros(runs, *probe.shape).requires_grad_() for _, probe in calls]
-        for name, calls in seen.items()
-    }
+class Output(NamedTuple):
+    """Where the gradient of a layer's output passes by, and which of its axes is the runs'."""
+
+    edge: GradientEdge
+    axis: int
 
 
 def stacked_step(
@@ -40,30 +31,46 @@ def stacked_step(
     batch: Batch,
     lr: Tensor,
     trained: Collection[str],
-    probes: Probes,
+    factored: Collection[str],
 ) -> tuple[dict[str, Tensor], State, Tensor]:
     """The parameters that change, what a step changes of the state, and every run's loss."""
-    free = {n: params[n].detach().requires_grad_() for n in trained if n not in probes}
-
-    def loss_of(
-        free: Params, params: Params, state: State, given: dict[str, Tensor], probes: Probes
-    ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-        with probed(method.network.module, probes) as seen:
-            loss = method.loss({**params, **free}, state, _batch_of(batch, given))
-        return loss, {name: [x for x, _ in calls] for name, calls in seen.items()}
-
+    # Factored weights too, whose gradients nobody asks for: so their outputs depend on something.
+    free = {n: params[n].detach().requires_grad_() for n in trained}
     held = {name: tensor for name, tensor in params.items() if name not in free}
     given = _tensors(batch)
-    wanted = [*free.values(), *(probe for calls in probes.values() for probe in calls)]
+    outputs: dict[str, list[Output]] = {}
+
+    def loss_of(
+        free: Params, params: Params, state: State, given: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, list[Tensor]]]:
+        inputs: dict[str, list[Tensor]] = {}
+
+        def see(name: str, x: Tensor, output: Tensor) -> None:
+            of_all = get_unwrapped(output)
+            if of_all.requires_grad:
+                # The place, not the tensor, which what follows may change.
+                where = Output(get_gradient_edge(of_all), maybe_get_bdim(output))
+                outputs.setdefault(name, []).append(where)
+                inputs.setdefault(name, []).append(x)
+
+        with watched(method.network.module, factored, see):
+            loss = method.loss({**params, **free}, state, _batch_of(batch, given))
+        return loss, inputs
+
+    plain = [name for name in free if name not in factored]
     with method.network.rounding():
-        losses, inputs = torch.vmap(loss_of)(free, held, state, given, probes)
+        losses, inputs = torch.vmap(loss_of)(free, held, state, given)
+        wanted: list[Any] = [free[name] for name in plain]
+        wanted += [output.edge for calls in outputs.values() for output in calls]
         ones = torch.ones_like(losses)
         found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
-    gradients = {name: next(found) for name in free}
+    gradients = {name: next(found) for name in plain}
     grads: dict[str, Tensor | Factors] = {n: g for n, g in gradients.items() if g is not None}
-    for name in probes:
-        calls = [(next(found), x) for x in inputs[name]]
-        factors = factors_of(calls, params[name].dtype, axis=1)
+    for name, calls in outputs.items():
+        deltas = [(next(found), output.axis) for output in calls]
+        moved = [None if delta is None else delta.movedim(axis, 0) for delta, axis in deltas]
+        pairs = list(zip(moved, inputs[name], strict=True))
+        factors = factors_of(pairs, params[name].dtype, axis=1)
         if factors is not None:
             grads[name] = factors
 
@@ -86,7 +93,3 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 def _batch_of(batch: Batch, given: dict[str, Tensor]) -> Batch:
     return batch._replace(x=given["x"], y=given["y"], u=given.get("u"))
-
-
-def _of_run(k: int, tree: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda tensor: tensor[k], tree)

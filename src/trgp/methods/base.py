@@ -139,14 +139,28 @@ class Method:
         """Whether `loss` and `step` can be vmapped over runs from several seeds."""
         return True
 
-    def padded(self, params: Params, state: State) -> tuple[Params, State]:
-        """What `loss` and `step` need, by the same names and in the same shapes for every seed.
+    def padded(self, state: State) -> State:
+        """What `loss` and `step` need of it, in a stack, by the same names and in the same shapes
+        for every seed.
 
-        What is added to the parameters and to what moves of the state, or left out of a shape,
-        must be zeros that no step changes: a run gets its own names back, in its own shapes. The
-        rest of the state may be in any form that `loss` and `step` know.
+        What moves stays as it is. The rest may be in any form that `loss` and `step` know.
         """
-        return params, state
+        return state
+
+    def to_stack(self, params: Params, state: State) -> Params:
+        """The parameters in a stack, by the same names and in the same shapes for every seed.
+
+        Called when an epoch begins, with a run's own parameters and state. Those that a run alone
+        does not have get no gradient: if they change, `step` changes them.
+        """
+        return params
+
+    def from_stack(self, stacked: Params, params: Params, state: State) -> Params:
+        """A run's own parameters when the epoch has ended with those of a stack.
+
+        It began with `params` and `state`, from which these come by the same names and shapes.
+        """
+        return stacked
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
@@ -188,7 +202,7 @@ def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     if any(map(is_batchedtensor, along.values())):  # vmap has no rule for what follows
         return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
     new = {name: writable(params[name]) for name in along}
-    # HAT's embeddings have other digits than the weights of a network in float64.
+    # A network may have parameters of several.
     for kind in {tensor.dtype for tensor in new.values()}:
         names = [name for name, tensor in new.items() if tensor.dtype == kind]
         _descend([new[name] for name in names], [along[name] for name in names], lr)

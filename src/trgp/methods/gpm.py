@@ -88,7 +88,7 @@ class GPMMethod(Layerwise):
         """Remember C = W M, which no step may change."""
         state = ctx.state
         for name, each in self.layers.items():
-            M = Directions.read(state, each.layer).M
+            M = native.aligned(Directions.read(state, each.layer).M)
             if M.shape[2]:
                 state = put(state, {"M": M, "C": each.pack(ctx.params) @ M}, "task", name)
         return ctx.params, state
@@ -109,12 +109,12 @@ class GPMMethod(Layerwise):
         shape = (*each.layer.shape, held["M"].shape[2])
         return native.cheaper_form(batch_size, 0, *shape) == "factored"
 
-    def padded(self, params: Params, state: State) -> tuple[Params, State]:
+    def padded(self, state: State) -> State:
         """The projectors whole, whose shapes are the same whatever the memory holds."""
         if not level(state, "memory"):
-            return params, {}
+            return {}
         memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
-        return params, {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
+        return {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))

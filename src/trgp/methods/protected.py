@@ -51,6 +51,15 @@ class Protected:
         delta, x = (factor.to(self.layer.dtype) for factor in gradient)
         return Factors(delta, pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x)
 
+    def some_factors(self, grads: Grads) -> Factors:
+        """The same, also if it is given as it is: then they are I and G."""
+        factors = self.factors(grads)
+        if factors is not None:
+            return factors
+        G = self.pack({name: grads[name] for name in self.names})  # type: ignore[misc]
+        g, o, _ = G.shape
+        return Factors(torch.eye(o, dtype=G.dtype, device=G.device).expand(g, o, o), G)
+
     def moved(self, params: Params, along: Product) -> dict[str, Tensor]:
         """What the parameters less left' right are, unless it has been written into them."""
         named = [params[name] for name in self.names]

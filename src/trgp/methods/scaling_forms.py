@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ..core import native
+from ..core import drifting, native
 from ..core.scaling import effective_weight
 from ..core.subspace import Memory
 from ..task import Change
+from .base import Params
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
@@ -32,10 +32,20 @@ class Form(ABC):
         """What it learns with, at Q = I."""
 
     @abstractmethod
-    def padded(
-        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
-    ) -> Parts:
-        """The same in the shapes of a layer that trusts K tasks, of which some may be empty."""
+    def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
+        """The constants of a stack, in the shapes of a layer that trusts K tasks."""
+
+    def to_stack(
+        self, each: Protected, params: Params, own: Sequence[Tensor], held: Kept, K: int
+    ) -> tuple[Params, Kept]:
+        """What of the network's parameters is another in a stack, and what moves beside them."""
+        return {}, {}
+
+    def from_stack(
+        self, each: Protected, params: Params, moved: Kept, own: Sequence[Tensor], held: Kept
+    ) -> tuple[Params, list[Tensor]]:
+        """What it is alone when that has moved, and the tensors of its own, which were `own`."""
+        return {}, []
 
     @abstractmethod
     def finish(
@@ -91,43 +101,51 @@ class NativeForm(Form):
         change = Change(list(trusted), numbered(kept, "S"), kept.get("D0"))
         return W + change.coordinates(_memory(W @ old.M, old)) @ old.M.mT
 
-    def padded(
-        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
-    ) -> Parts:
+    def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
         if "signs" in held:
             task = _task(held)
         else:  # it trusts nobody
-            g, o, n = each.layer.shape
-            task = native.begin(M.new_zeros(g, o, n), M, [], "gradient")
-        return [], native.dense(task, K, self.rate)._asdict()
+            task = native.begin(M.new_zeros(each.layer.shape), M, [], "gradient")
+        return native.dense(task, K, self.rate)._asdict()
 
 
+@dataclass(frozen=True)
 class LiteralForm(Form):
-    """W and every Q_j - I are parameters, and W_eff is made from them in every pass."""
+    """W and every Q_j - I are parameters, and W_eff is made from them in every pass.
 
-    name = "literal"
+    In a stack the parameter is W_eff, and a step is that of `core.drifting`.
+    """
+
+    rate: float
+    """That of Q, in multiples of the network's."""
+    name: ClassVar[str] = "literal"
 
     def begin(
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
-        held = {"M": old.M, "C": W @ old.M}  # which may have no columns where there is a loose one
+        M = native.aligned(old.M)
+        held = {"M": M, "C": W @ M}  # which may have no columns where there is a loose one
         return own, held | {f"B{k}": B for k, B in enumerate(bases)}
 
-    def padded(
-        self, each: Protected, M: Tensor, own: Sequence[Tensor], held: Kept, K: int
-    ) -> Parts:
-        """Every B_j and S_j (g, n, n): where B_j is zero S_j has no gradient, and stays zero.
+    def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
+        o = each.layer.shape[1]
+        return drifting.fixed(M, o, *_bases(held), K, self.rate)._asdict()
 
-        A basis can have n + 1 columns: all n, and a loose direction that is then zero, as long as
-        there is one group, which linear layers have. That column is left out.
-        """
-        g, n, _ = M.shape
-        missing = [M.new_zeros(g, n, n)] * (K - len(own))
-        bases = [_square(B, n) for B in numbered(held, "B")] + missing
-        scalings = [_square(S, n) for S in own] + missing
-        return scalings, {f"B{k}": B for k, B in enumerate(bases)}
+    def to_stack(
+        self, each: Protected, params: Params, own: Sequence[Tensor], held: Kept, K: int
+    ) -> tuple[Params, Kept]:
+        W, moving = drifting.enter(each.pack(params), numbered(held, "B"), own, K)
+        return each.unpack(W, params), moving._asdict()
+
+    def from_stack(
+        self, each: Protected, params: Params, moved: Kept, own: Sequence[Tensor], held: Kept
+    ) -> tuple[Params, list[Tensor]]:
+        moving = drifting.Moving(**moved)
+        W, scalings = drifting.leave(moving, *_bases(held), own, self.rate)
+        alone = each.unpack(W, params)  # parts of what lies side by side
+        return {name: part.contiguous() for name, part in alone.items()}, scalings
 
     def finish(
         self,
@@ -152,9 +170,10 @@ def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
     ]
 
 
-def _square(X: Tensor, n: int) -> Tensor:
-    """(g, n, n), with zeros on the right and below."""
-    return pad(X, (0, n - X.shape[2], 0, n - X.shape[1]))
+def _bases(held: Kept) -> tuple[list[Tensor], list[Tensor]]:
+    """B_j of the trusted tasks, and what of W B_j is constant."""
+    bases = numbered(held, "B")
+    return bases, [drifting.constant(held["M"], held["C"], B) for B in bases]
 
 
 def _task(held: Kept) -> native.Task:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import native
+from ..core import drifting, native
+from ..core.branches import side_by_side
 from ..core.capture import Gram
 from ..core.plan import matches
 from ..core.scaling import effective_weight
@@ -116,7 +117,7 @@ class TRGPMethod(GPMMethod):
     def scaling(self) -> Form:
         """Native unless some B_j leaves span(M): then W B_j drifts and must be computed anew."""
         literal = self.form == "literal" or self.strongest_unprotected
-        return LiteralForm() if literal else NativeForm(self.scale_rate)
+        return (LiteralForm if literal else NativeForm)(self.scale_rate)
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         """Choose the trust region by the first gradient, and start from Q = I."""
@@ -224,33 +225,73 @@ class TRGPMethod(GPMMethod):
         weights = {**self.weights_for(plain, state, batch.task), **bent}
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
-    def padded(self, params: Params, state: State) -> tuple[Params, State]:
+    def padded(self, state: State) -> State:
         """As if every layer that may trust somebody trusted as many tasks as it may."""
-        params, wide = super().padded(params, state)
-        if not wide:
-            return params, wide
-        for name, each in self.layers.items():
-            if not matches(name, self.no_scaling):
-                parts = self.scaling.padded(
-                    each,
-                    Directions.read(state, each.layer).M,
-                    numbered(params, f"{OWN}{name} "),
-                    tensors(level(state, "task", name)),
-                    1 if self.scaling_over == "union" else self.top_k,
-                )
-                params, wide = with_parts(params, wide, name, parts)
-        return params, wide
+        wide = super().padded(state)
+        for name, each in self.scalable(state).items():
+            M, held = Directions.read(state, each.layer).M, tensors(level(state, "task", name))
+            wide = put(wide, self.scaling.padded(each, M, held, self.most_scalings), "task", name)
+        return wide
+
+    def to_stack(self, params: Params, state: State) -> Params:
+        new = {n: p for n, p in params.items() if not n.startswith(OWN)}
+        for name, each in self.scalable(state).items():
+            own = numbered(params, f"{OWN}{name} ")
+            held = tensors(level(state, "task", name))
+            changed, beside = self.scaling.to_stack(each, params, own, held, self.most_scalings)
+            new |= {**changed, **{f"{OWN}{name} {key}": part for key, part in beside.items()}}
+        return new
+
+    def from_stack(self, stacked: Params, params: Params, state: State) -> Params:
+        new = {n: p for n, p in stacked.items() if not n.startswith(OWN)}
+        for name, each in self.scalable(state).items():
+            own = numbered(params, f"{OWN}{name} ")
+            held = tensors(level(state, "task", name))
+            moved = beside_of(name, stacked)
+            changed, scalings = self.scaling.from_stack(each, params, moved, own, held)
+            new |= {**changed, **{f"{OWN}{name} {k}": S for k, S in enumerate(scalings)}}
+        return new
+
+    def scalable(self, state: State) -> dict[str, Protected]:
+        """The layers that may trust somebody."""
+        if not level(state, "memory"):
+            return {}
+        return {n: each for n, each in self.layers.items() if not matches(n, self.no_scaling)}
+
+    @property
+    def most_scalings(self) -> int:
+        """Of a layer."""
+        return 1 if self.scaling_over == "union" else self.top_k
 
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
         """GPM's step; the scalings have a rate of their own."""
+        drifted = self.drifted(params, grads, state, lr)
         own = {name: g for name, g in grads.items() if name.startswith(OWN)}
-        new, moved = super().step(
-            params, {n: g for n, g in grads.items() if n not in own}, state, batch, lr
-        )
-        rate = lr if self.scale_rate == 1 else lr * self.scale_rate
-        return sgd(new, own, rate), moved
+        others = {n: g for n, g in grads.items() if n not in own and n not in drifted}
+        new, moved = super().step(params, others, state, batch, lr)
+        if own:
+            new = sgd(new, own, lr if self.scale_rate == 1 else lr * self.scale_rate)
+        return {**new, **drifted}, moved
+
+    def drifted(self, params: Params, grads: Grads, state: State, lr: Rate) -> dict[str, Tensor]:
+        """What becomes of the layers that a stack keeps in the literal form."""
+        new: dict[str, Tensor] = {}
+        task = {name: tensors(level(state, "task", name)) for name in self.layers}
+        literal = [n for n, e in self.layers.items() if "U" in task[n] and e.names[0] in grads]
+        for name in side_by_side(literal):
+            each = self.layers[name]
+            W, moving = drifting.step(
+                drifting.Fixed(**task[name]),
+                drifting.Moving(**beside_of(name, params)),
+                *each.some_factors(grads),
+                lr,
+                self.scale_rate,
+            )
+            new |= each.unpack(W, params)
+            new |= {f"{OWN}{name} {key}": part for key, part in moving._asdict().items()}
+        return new
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))
@@ -329,6 +370,12 @@ def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[P
     own, constants = parts
     state = put(state, {**level(state, "task", name), **constants}, "task", name)
     return {**params, **{f"{OWN}{name} {k}": S for k, S in enumerate(own)}}, state
+
+
+def beside_of(name: str, params: Params) -> dict[str, Tensor]:
+    """What moves beside a layer's weight in a stack."""
+    prefix = f"{OWN}{name} "
+    return {n.removeprefix(prefix): p for n, p in params.items() if n.startswith(prefix)}
 
 
 def dense_of(held: Mapping[str, Tensor]) -> native.Dense:

@@ -1,0 +1,138 @@
+"""The literal step of TRGP by whole matrices, also where bases leave span(M).
+
+The literal form learns W and S_j = Q_j - I of every trusted task j, and a layer computes with
+W_eff = W + sum_j W B_j S_j B_j'. Let u_j be the last column of B_j. It may lie outside span(M); the
+others, B_j-, lie inside. W moves orthogonally to M, hence C_j = W B_j- is constant, and c_j = W u_j
+drifts. With s_j' and L_j the last row and the others of S_j B_j', and G = dL/dW_eff, a step is
+
+    W   <- W   - lr   (G + sum_j G s_j u_j') (I - M M')        s_j <- s_j - lr_q B_j B_j' G' c_j
+    L_j <- L_j - lr_q C_j' G B_j B_j'
+
+So L_j is what it was plus C_j' Y_j (times lr_q / lr), with Y_j <- Y_j - lr G B_j B_j', and
+
+    W_eff = R + W + sum_j A_j Y_j + c_j s_j'        with A_j = C_j C_j' lr_q / lr,
+
+R = sum_j C_j L_j being of the L_j at first. As in the native form the network's parameter is W_eff
+itself, and nothing as wide as an S_j takes part in a step. It is exact for plain SGD: S_j B_j' has
+all of S_j, whose columns are coordinates in B_j, and a column of zeros in a basis changes nothing.
+
+Shapes: W (g, o, n), B_j (g, n, r_j), those of what a step reads as in `native.Dense`, for K tasks
+of which some may be missing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .native import outside
+from .products import plus_product, product
+
+
+class Fixed(NamedTuple):
+    """What stays constant in a layer while a task is learnt."""
+
+    P: Tensor  # (g, n, (1 + K) n): I - M M' and the B_j B_j' side by side
+    gains: Tensor  # (g, o, o (1 + K)): I and the A_j, their columns in turns
+    U: Tensor  # (g, n, K): the u_j
+    V: Tensor  # (g, K, (1 + K) n): U' (I - M M'), and zeros
+
+
+class Moving(NamedTuple):
+    """What of a layer changes beside W_eff: in every step but for R, which an epoch begins with."""
+
+    R: Tensor  # (g, o, n)
+    Z: Tensor  # (g, o, (1 + K) n): W and the Y_j side by side
+    c: Tensor  # (g, o, K): the c_j
+    s: Tensor  # (g, K, K n): s_j' in the j-th row and block; the other blocks are read by nobody
+
+
+def constant(M: Tensor, C: Tensor, B: Tensor) -> Tensor:
+    """C_j = W B_j- (g, o, r_j - 1) in double precision, from C = W M."""
+    return C.double() @ (M.double().mT @ B[..., :-1].double())
+
+
+def fixed(
+    M: Tensor, o: int, bases: Sequence[Tensor], C_j: Sequence[Tensor], K: int, ratio: float
+) -> Fixed:
+    """Of a layer with o outputs that may trust K tasks; ratio: lr_q / lr."""
+    g, n, _ = M.shape
+    free = outside(M)
+    P = [free, *((B.double() @ B.double().mT).to(M) for B in bases)]
+    one = torch.eye(o, dtype=M.dtype, device=M.device).expand(g, o, o)
+    gains = [one, *((ratio * C @ C.mT).to(M) for C in C_j)]
+    U = _side_by_side([B[..., -1:] for B in bases], (g, n, 1), K, M)
+    return Fixed(
+        _side_by_side(P, (g, n, n), 1 + K, M),
+        _side_by_side(gains, (g, o, o), 1 + K, M).unflatten(2, (1 + K, o)).mT.flatten(2),
+        U,
+        pad(U.mT @ free, (0, K * n)),
+    )
+
+
+def enter(
+    W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tensor], K: int
+) -> tuple[Tensor, Moving]:
+    """W_eff, and what moves, of a layer that has learnt S_j so far."""
+    g, o, n = W.shape
+    wide = W.double()
+    rows = [S.double() @ B.double().mT for B, S in zip(bases, scalings, strict=True)]
+    R = sum(
+        ((wide @ B.double()[..., :-1]) @ row[:, :-1] for B, row in zip(bases, rows, strict=True)),
+        torch.zeros_like(wide),
+    )
+    c = _side_by_side([wide @ B[..., -1:].double() for B in bases], (g, o, 1), K, wide)
+    s = wide.new_zeros(g, K, K, n)
+    for j, row in enumerate(rows):
+        s[:, j, j] = row[:, -1]
+    W_eff = wide + R + c @ s.diagonal(0, 1, 2).mT
+    Z = pad(W, (0, K * n))
+    return W_eff.to(W), Moving(R.to(W), Z, c.to(W), s.flatten(2).to(W))
+
+
+def step(
+    task: Fixed, now: Moving, delta: Tensor, x: Tensor, lr: float | Tensor, ratio: float
+) -> tuple[Tensor, Moving]:
+    """W_eff and the rest after a step along G = delta' x, of which the factors are given."""
+    g, n, _ = task.U.shape
+    o = now.R.shape[1]
+    x = x.reshape(g, -1, n)
+    along = lr * delta.reshape(g, -1, o)
+    right = plus_product(product(x, task.P), product(x, _rows(now.s).mT), task.V)
+    Z = plus_product(now.Z, along.mT, right, -1)
+    s = plus_product(now.s, product(along, now.c).mT, right[..., n:], -ratio)
+    c = product(Z[..., :n], task.U)
+    inner = plus_product(now.R, task.gains, Z.view(g, -1, n))
+    return plus_product(inner, c, _rows(s)), Moving(now.R, Z, c, s)
+
+
+def leave(
+    now: Moving,
+    bases: Sequence[Tensor],
+    C_j: Sequence[Tensor],
+    scalings: Sequence[Tensor],
+    ratio: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """W and the S_j, which were `scalings` when it was entered."""
+    W, *Y = now.Z.split(now.R.shape[2], 2)
+    found = []
+    for j, (B, S) in enumerate(zip(bases, scalings, strict=True)):
+        learnt = ratio * C_j[j].mT @ Y[j].double() @ B.double()
+        last = _rows(now.s)[:, j : j + 1].double() @ B.double()
+        found.append(torch.cat([S[:, :-1] + learnt, last], 1).to(S))
+    return W, found
+
+
+def _rows(s: Tensor) -> Tensor:
+    """The s_j' (g, K, n), of which s has one in every row."""
+    g, K, _ = s.shape
+    return s.view(g, K, K, -1).diagonal(0, 1, 2).mT
+
+
+def _side_by_side(
+    parts: Sequence[Tensor], shape: tuple[int, ...], count: int, like: Tensor
+) -> Tensor:
+    """So many matrices of a shape, those that are missing zero."""
+    return torch.cat([*parts, *[like.new_zeros(shape)] * (count - len(parts))], 2)
