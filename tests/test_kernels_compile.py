@@ -14,14 +14,15 @@ from triton.compiler import ASTSource
 
 from trgp.kernels import batch_norm, convolution, few_rows, few_terms, parts
 
-COUNTS = {"M", "N", "K", "SAM", "SAK", "SBK", "SBN", "each", "rows", "number", "count"}
-COUNTS |= {"R", "SN", "SR", "pad_h", "pad_w"}
+COUNTS = {"M", "N", "K", "R", "each", "rows", "number", "count", "pad_h", "pad_w"}
+COUNTS |= {"SAR", "SAM", "SAK", "SBR", "SBK", "SBN", "SN", "SR"}  # strides
 NORM = {"SHARE": 0.8, "C": 64, "RELU": True, "PARTS": 128}
 FIRST, SECOND = {"ROWS": 256, "CHANNELS": 16}, {"ROWS": 64, "CHANNELS": 32}
 MAPS = {"C": 20, "H": 9, "W": 9, "OH": 5, "OW": 5, "OC": 40, "KW": 3}
 MAPS |= {"STRIDE_H": 2, "STRIDE_W": 2, "ROUNDING": "tf32"}
 PATCHES = {**MAPS, "SN": 1620, "SC": 1, "SH": 180, "SW": 20, "K": 180, "PADDED": True}
-TILED = ((99, 20), (99, 40), (99, 160), (9999, 160))  # rows and columns that are cut differently
+# Rows, columns and terms that are cut differently.
+TILED = ((99, 20, 180), (99, 20, 1250), (99, 40, 180), (99, 160, 180), (9999, 160, 180))
 LAUNCH = ("num_warps", "num_stages")
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "all": {},
@@ -50,18 +51,15 @@ CASES = {
         )
     },
     **{
-        f"convolution {rows} {columns}": (
-            convolution._product,
-            PATCHES | convolution._tiles(rows, columns)._asdict(),
-        )
-        for rows, columns in TILED
+        f"convolution {size}": (convolution._product, PATCHES | convolution._tiles(*size)._asdict())
+        for size in TILED
     },
     **{
-        f"convolution's input {rows} {columns}": (
+        f"convolution's input {size}": (
             convolution._turned_product,
-            {**MAPS, "KH": 3} | convolution._tiles(rows, columns)._asdict(),
+            {**MAPS, "KH": 3} | convolution._tiles(*size)._asdict(),
         )
-        for rows, columns in TILED
+        for size in TILED
     },
     "convolution's weight": (
         convolution._weight_product,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp.kernels.few_rows import fits, linear, product
+from trgp.kernels.few_rows import fits, linear, product, products
 from trgp.kernels.parts import add_up
 
 SIZES = [(1, 128, 17), (10, 784, 100), (64, 300, 130), (65, 129, 33), (128, 576, 172)]
@@ -27,6 +27,14 @@ def test_it_is_as_exact_as_float32(size: tuple[int, int, int], turned: str, devi
     # TF32 would be a hundred times as far off.
     assert ((product(a, b) - exact).abs() <= 4 * torch.finfo(a.dtype).eps * scale).all()
     assert torch.equal(product(a, b), product(a, b))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["each its own", "one for all"])
+def test_several_at_once(shared: bool, device: str) -> None:
+    a, b = (torch.stack([t, -t, t.flip(0)]) for t in given(10, 100, 300, device))
+    b = b[:1].expand_as(b) if shared else b
+    exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((products(a, b) - exact).abs() <= 4 * torch.finfo(a.dtype).eps * scale).all()
 
 
 def test_a_part_of_a_matrix_will_do(device: str) -> None:
@@ -68,8 +76,10 @@ def test_parts_are_added_up(parts: int, taps: int, device: str) -> None:
 def test_it_is_for_few_rows_of_long_sums_in_full_precision() -> None:
     a, b = given(64, 300, 130, "cuda")
     assert fits(a, b)
-    assert not fits(torch.cat([a] * 3), b)
-    assert not fits(a[:, :100], b[:100])
+    assert not fits(torch.cat([a] * 4), b)
+    assert not fits(a[:, :30], b[:30])
+    assert fits(torch.stack([a] * 5), torch.stack([b] * 5))
+    assert not fits(a.expand(5, -1, -1), b.new_empty(1).expand(5, 300, 1 << 19))
     assert not fits(a.double(), b.double())
     assert not fits(a[:, ::2], b[::2])
     before = torch.get_float32_matmul_precision()

@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import add_product
-from ..kernels import product as _of_matrices
+from .. import kernels
 from .vmapped import is_batchedtensor, runs_first
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
     """A B of every group; of one alone as plain matrices, for which GPUs have better kernels."""
-    return _of_matrices(A[0], B[0]).unsqueeze(0) if len(A) == 1 else A @ B
+    if len(A) > 1:
+        return A @ B
+    if is_batchedtensor(A) or is_batchedtensor(B):
+        stacked: Tensor = _StackedProduct.apply(A[0], B[0])  # type: ignore[no-untyped-call]
+        return stacked.unsqueeze(0)
+    return kernels.product(A[0], B[0]).unsqueeze(0)
 
 
 def plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
@@ -24,9 +28,9 @@ def plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
         return torch.baddbmm(X, A, B, alpha=alpha)
     one = X[0], A[0], B[0]
     if is_batchedtensor(one[0]):
-        stacked: Tensor = _StackedProduct.apply(*one, alpha)  # type: ignore[no-untyped-call]
+        stacked: Tensor = _StackedSum.apply(*one, alpha)  # type: ignore[no-untyped-call]
         return stacked.unsqueeze(0)
-    return torch.addmm(*one, alpha=alpha).unsqueeze(0)
+    return kernels.plus_product(*one, alpha).unsqueeze(0)
 
 
 def into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
@@ -35,20 +39,32 @@ def into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
         return plus_product(X, A, B, alpha)
     if len(A) > 1:
         return X.baddbmm_(A, B, alpha=alpha)
-    add_product(X[0], A[0], B[0], alpha)
+    kernels.add_product(X[0], A[0], B[0], alpha)
     return X
 
 
-class _StackedProduct(torch.autograd.Function):
-    """The same of runs stacked by vmap, whose own rule takes three kernels for it, not one."""
+class _Stacked(torch.autograd.Function):
+    """What vmap has no good rule for. Only called under it, which does not come to `forward`."""
 
     @staticmethod
-    def forward(X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:
-        raise NotImplementedError("Only called under vmap, which does not come here.")
+    def forward(*given: Any) -> Tensor:
+        raise NotImplementedError
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """torch asks for it where there is a rule for vmap."""
+
+
+class _StackedProduct(_Stacked):
+    """Of runs, by the kernels of this package where they fit."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, A: Tensor, B: Tensor) -> Any:
+        return kernels.products(*runs_first(info, in_dims, A, B)), 0
+
+
+class _StackedSum(_Stacked):
+    """A product that is added to something: vmap's own rule takes three kernels, not one."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, X: Tensor, A: Tensor, B: Tensor, alpha: float) -> Any:

@@ -5,10 +5,11 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
-__all__ = ["add_product", "own_kernels", "product"]
+__all__ = ["add_product", "own_kernels", "plus_product", "product", "products"]
 
 SWITCH = "TRGP_KERNELS"  # an environment variable: 0 leaves everything to torch's kernels
 
@@ -24,13 +25,30 @@ def own_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a (M, K) b (K, N), by the kernel for few rows where it fits."""
-    if a.is_cuda and _usable(a.device):
-        from . import few_rows
+    own = _few_rows(a, b)
+    return own.product(a, b) if own else a @ b
 
-        if few_rows.fits(a, b):
-            found: torch.Tensor = few_rows.product(a, b)
-            return found
-    return a @ b
+
+def plus_product(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
+    """x + alpha a b, likewise."""
+    own = _few_rows(a, b)
+    if own:
+        return torch.add(x, own.product(a, b), alpha=alpha)
+    return torch.addmm(x, a, b, alpha=alpha)
+
+
+def products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a (R, M, K) b (R, K, N), likewise."""
+    own = _few_rows(a, b)
+    return own.products(a, b) if own else torch.bmm(a, b)
+
+
+def _few_rows(a: torch.Tensor, b: torch.Tensor) -> Any:
+    if not a.is_cuda or not _usable(a.device):
+        return None
+    from . import few_rows
+
+    return few_rows if few_rows.fits(a, b) else None
 
 
 def add_product(

@@ -53,7 +53,7 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], padding: list[int])
     _, o, oh, ow = y.shape
     _, _, kw, c = w.shape
     rows = y.numel() // o
-    tiles = _tiles(rows, o, pipelined=x.stride(1) == 1)
+    tiles = _tiles(rows, o, w[0].numel(), pipelined=x.stride(1) == 1)
     with torch.cuda.device_of(x):
         _product[_grid(rows, o, tiles)](
             x, w, y, rows, *padding,
@@ -84,7 +84,7 @@ def _input_gradient(
     # A class of places, that are seen through the same taps, has every stride-th of each side.
     rows = n * triton.cdiv(h, stride[0]) * triton.cdiv(v, stride[1])
     classes = stride[0] * stride[1]
-    tiles = _tiles(rows * classes, c)
+    tiles = _tiles(rows * classes, c, w[0].numel() // classes)
     with torch.cuda.device_of(dy):
         _turned_product[*_grid(rows, c, tiles), classes](
             dy, w, dx, n, *padding,
@@ -159,14 +159,16 @@ def _maps(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
     return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
 
 
-def _tiles(rows: int, columns: int, pipelined: bool = True) -> Tiles:
+def _tiles(rows: int, columns: int, terms: int, pipelined: bool = True) -> Tiles:
     """Of a product with patches.
 
     pipelined: whether a patch is runs of neighbours, which can be on their way in large pieces.
     """
-    if columns <= 64:
+    if columns <= 32:
         wide = _near(columns)
-        return Tiles(128, wide, 32, 3 if pipelined and wide == 64 else 1)
+        return Tiles(64, wide, 64, 1) if terms > 512 else Tiles(128, wide, 32, 1)
+    if columns <= 64:
+        return Tiles(128, 64, 32, 3 if pipelined else 1)
     if triton.cdiv(rows, 64) * triton.cdiv(columns, 128) < PROCESSORS // 4:
         return Tiles(64, 64, 64, 3)
     return Tiles(64, 128, 32, 3)

@@ -1,9 +1,9 @@
 """Products of a few rows with a matrix, y = a b, in full float32 on units that round to TF32.
 
 Each number is split into two that TF32 can hold, and of the four products of such halves the three
-that matter are summed: that comes at least as close as float32 arithmetic, in less time. Torch's
-library has no kernel for so few rows that fills a GPU; here the sum over K is cut into parts, which
-are added up in order.
+that matter are summed: that comes as close as float32 arithmetic, in less time. Torch's library has
+no kernel for so few rows that fills a GPU; here the sum over K is cut into parts, which are added
+up in order. Of several products at once each is as it would be alone.
 """
 
 from typing import Any
@@ -16,48 +16,52 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .parts import add_up
 
-ROWS = 128  # at most: more fill the device by themselves, and torch's kernels are the better ones
-LEAST = 128  # terms of the sum
-PROGRAMS = 264  # two for every processor of a large GPU
+ROWS = 192  # at most: more fill the device by themselves, and torch's kernels are the better ones
+LEAST = 32  # terms of the sum
+LAUNCH = {"num_warps": 4, "num_stages": 3}
+PROGRAMS = 132  # one for every processor of a large GPU: others are at work on it too
 
 
 def fits(a: Tensor, b: Tensor) -> bool:
-    """Whether a (M, K) b (K, N) is what this is for."""
-    rows, terms = a.shape
+    """Whether a (..., M, K) b (..., K, N) is what this is for."""
+    rows, terms = a.shape[-2:]
     return (
         0 < rows <= ROWS
-        and LEAST <= terms == b.shape[0]
+        and LEAST <= terms == b.shape[-2]
         and a.device == b.device
-        and 16 < b.shape[1] < 1 << 20
+        and 16 < b.shape[-1] < 1 << 20
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and all(
             tensor.is_cuda
             and tensor.dtype == torch.float32
             and not is_functorch_wrapped_tensor(tensor)
-            and max(tensor.shape) * max(tensor.stride()) < 1 << 30  # in 32 bits, a tile more too
-            and min(tensor.stride()) == 1
+            and _reach(tensor) < 1 << 31  # places are counted in 32 bits
+            and min(tensor.stride()[-2:]) == 1
             for tensor in (a, b)
         )
     )
 
 
+def _reach(tensor: Tensor) -> int:
+    """How far from its first number a tile of it may end."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return last + 128 * max(tensor.stride()[-2:])
+
+
 @torch.library.custom_op("trgp::product", mutates_args=())
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a (M, K) b (K, N), both with a side along which numbers are neighbours."""
-    (m, k), n = a.shape, b.shape[1]
-    # By trial: a tile of b lies right for the units if its columns are runs of neighbours.
-    high = 64 if b.stride(0) == 1 else 32
-    tiles = (min(high, max(16, triton.next_power_of_2(m))), 64, 64)
-    blocks, columns = triton.cdiv(m, tiles[0]), triton.cdiv(n, tiles[1])
-    pieces = triton.cdiv(k, tiles[2])
+    m, k, n = *a.shape, b.shape[1]
+    tiles = _tiles(a, b)
+    blocks, columns, pieces = (triton.cdiv(*each) for each in zip((m, n, k), tiles, strict=True))
     each = triton.cdiv(pieces * blocks * columns, PROGRAMS)
     count = triton.cdiv(pieces, each)
     y = _result(a, b)
     parts = y.unsqueeze(0) if count == 1 else y.new_empty(count, m, n)
     with torch.cuda.device_of(a):
-        _product[(blocks, columns, count)](
-            a, b, parts, m, n, k, *a.stride(), *b.stride(), each, *tiles, num_warps=4, num_stages=3
+        _product[blocks, columns, count](
+            a, b, parts, m, n, k, 0, *a.stride(), 0, *b.stride(), each, count, *tiles, **LAUNCH
         )
         if count > 1:
             add_up(parts, y)
@@ -67,6 +71,26 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 @product.register_fake
 def _result(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """a (R, M, K) b (R, K, N), each sum in one piece: there are several to fill the device."""
+    r, m, k, n = *a.shape, b.shape[2]
+    tiles = _tiles(a[0], b[0])
+    blocks, columns, pieces = (triton.cdiv(*each) for each in zip((m, n, k), tiles, strict=True))
+    y = a.new_empty(r, m, n)
+    with torch.cuda.device_of(a):
+        _product[blocks, columns, r](
+            a, b, y, m, n, k, *a.stride(), *b.stride(), pieces, 1, *tiles, **LAUNCH
+        )
+    return y
+
+
+def _tiles(a: Tensor, b: Tensor) -> tuple[int, int, int]:
+    """By trial: a tile of b lies right for the units if its columns are runs of neighbours."""
+    turned = b.stride(0) == 1
+    tall = min(64 if turned else 32, max(16, triton.next_power_of_2(a.shape[0])))
+    return (tall, 128, 32) if not turned and b.shape[1] >= 512 else (tall, 64, 64)
 
 
 @torch.library.custom_op("trgp::linear", mutates_args=())
@@ -99,13 +123,15 @@ linear.register_autograd(_backward, setup_context=_remember)
 
 @triton.jit
 def _product(
-    a, b, parts, M, N, K, SAM, SAK, SBK, SBN, each,
+    a, b, parts, M, N, K, SAR, SAM, SAK, SBR, SBK, SBN, each, count,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One part of the sum over K: `each` pieces of BK."""
+    """One part of the sum over K, `each` pieces of BK, of one of several products."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    part = tl.program_id(2)
+    a += tl.program_id(2) // count * SAR
+    b += tl.program_id(2) // count * SBR
+    part = tl.program_id(2) % count
     total = tl.zeros((BM, BN), tl.float32)
     for piece in range(part * each, part * each + each):
         k = piece * BK + tl.arange(0, BK)
@@ -115,4 +141,5 @@ def _product(
         right = tl.load(b + k[:, None] * SBK + n[None, :] * SBN, mask=there, other=0.0)
         total = tl.dot(left, right, total, input_precision="tf32x3")
     kept = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(parts + part * M * N + m[:, None] * N + n[None, :], total, mask=kept)
+    at = tl.program_id(2) * M * N + m[:, None] * N + n[None, :]
+    tl.store(parts + at, total, mask=kept)

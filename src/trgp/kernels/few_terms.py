@@ -12,8 +12,8 @@ from torch import Tensor
 
 TERMS = range(48, 513)  # of the sum; with fewer there is too little to win
 LARGE = 1 << 21  # numbers in W; of smaller ones torch's kernels move as many in the time
-TILES = (128, 128, 32)
-LAUNCH = {"num_warps": 8, "num_stages": 2}
+TILES = (128, 128, 16)
+LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 def fits(W: Tensor, left: Tensor, right: Tensor) -> bool:
