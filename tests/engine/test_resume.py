@@ -1,5 +1,6 @@
 """A run killed at any moment goes on to the same bits."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -783,3 +784,18 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         with pytest.raises((InputError, RunError), match=r"cannot be written to: .*another --out"):
             run_case("finetune", out)
     assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_what_is_kept_of_a_record_does_not_grow_with_it() -> None:
+    """Or what is written when a run is interrupted would be of no epoch."""
+    record = checkpoint.Record([[0.5, None]], [{"loss": [1.0]}], [{"training": 2.0}], [0.1], 3)
+    kept = record.copied()
+    before = json.dumps(kept)
+    record.accuracy_matrix[0].append(0.25)
+    record.accuracy_matrix.append([0.75])
+    record.curves[0]["loss"].append(0.5)
+    record.curves.append({})
+    record.seconds[0]["training"] += 1
+    record.seconds.append({})
+    assert json.dumps(kept) == before
+    assert checkpoint.Record(**kept) != record
