@@ -159,10 +159,11 @@ def _place(results: Results) -> tuple[str, float]:
 
 
 def _spread(figure: Spread, mark: Mark = "", digits: int = 1) -> Cell:
-    if figure.mean is None or figure.std is None:
+    if figure.mean is None:
         return Cell("–")
-    mean, std = 100 * figure.mean, 100 * figure.std
-    return Cell(f"{mean:.{digits}f} ± {std:.{digits}f}", mean, mark)
+    mean = round(100 * figure.mean, digits) + 0.0  # no -0
+    spread = "" if figure.std is None else f" ± {100 * figure.std:.{digits}f}"
+    return Cell(f"{mean:.{digits}f}{spread}", mean, mark)
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:
