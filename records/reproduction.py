@@ -32,7 +32,8 @@ from trgp.report.tables.superclass import NAME as SUPERCLASS
 from trgp.report.tables.superclass import superclass
 from trgp.report.tables.training_time import training_time
 from trgp.report.tables.transfer import transfer
-from trgp.results.layout import NONE, duration, settings, spread
+from trgp.results.layout import NONE, chance, duration, settings, spread
+from trgp.results.paired import unpaired
 from trgp.results.render import paper_of, preset_of
 from trgp.results.result import Result, Results
 from trgp.results.store import run_folder
@@ -41,6 +42,7 @@ from trgp.sweeps.lists import BOTH
 RUNS = PurePosixPath("../records/runs")  # as the page links to it
 SWEEPS = ("paper", "quirks", "ablation")
 PROJECTION = ("gpm", "trgp")
+PUBLISHED = 5  # runs that a published figure is the mean of, as the paper says of its own
 FAR = 2.0  # points from the published ACC beyond which a difference asks for an experiment
 NOTHING = "Nothing of it is run."
 
@@ -120,8 +122,8 @@ def variants(found: Found) -> str:
 
 def _beside(found: Found, wanted: Iterable[Wanted], title: str, flag: Flag) -> Table:
     columns = (
-        *("benchmark", "method", "preset", "seeds", "ACC %", "paper's ACC", "ACC - paper", title),
-        *("BWT %", "paper's BWT", "BWT - paper"),
+        *("benchmark", "method", "preset", "seeds", "ACC %", "paper's ACC", "ACC - paper", "p"),
+        *(title, "BWT %", "paper's BWT", "BWT - paper"),
     )
     return Table("", "", columns, tuple(_row(found, each, flag) for each in wanted))
 
@@ -134,16 +136,26 @@ def _row(found: Found, wanted: Wanted, flag: Flag) -> Row:
         printed = (None, None, None) if paper is None else paper
         figures = (
             *(cells.EMPTY, cells.not_run(*wanted), cells.percent(*printed[:2])),
-            *(cells.EMPTY, cells.EMPTY, cells.EMPTY, cells.rounded(printed[2]), cells.EMPTY),
+            *(cells.EMPTY, cells.EMPTY, cells.EMPTY, cells.EMPTY),
+            *(cells.rounded(printed[2]), cells.EMPTY),
         )
         return Row((*names, *figures), *wanted[:3], not_run=True)
     acc, acc_gap, bwt, bwt_gap = papers_and_gaps(paper, results)
     said = cells.EMPTY if paper is None else Cell(flag(paper, _percent(results)))
     figures = (
-        *(cells.seeds(results), cells.share(results.acc), acc, acc_gap, said),
-        *(cells.share(results.bwt), bwt, bwt_gap),
+        *(cells.seeds(results), cells.share(results.acc), acc, acc_gap, _by_chance(paper, results)),
+        *(said, cells.share(results.bwt), bwt, bwt_gap),
     )
     return Row((*names, *figures), *wanted[:3])
+
+
+def _by_chance(paper: Published | None, results: Results) -> Cell:
+    """How often two groups of runs of one and the same thing would lie so far apart."""
+    own = results.acc
+    if paper is None or paper.std is None or own.std is None:
+        return cells.EMPTY
+    p = unpaired(_percent(results), 100 * own.std, len(results), paper.acc, paper.std, PUBLISHED)
+    return cells.number(p, chance(p))
 
 
 def _within(paper: Published, acc: float) -> str:

@@ -159,6 +159,7 @@ def test_within_one_published_deviation(
     )
     assert (row["within one published std"], row["ACC - paper"]) == (within, gap)
     assert (row["paper's ACC"], row["seeds"]) == ("74.46 ± 0.32", str(len(accs)))
+    assert (row["p"] == "–") == (len(accs) == 1)
     assert (row["BWT %"].split()[0], row["BWT - paper"]) == ("-0.50", "+0.40")
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from trgp.results.paired import p_value, two_sided
+from trgp.results.paired import p_value, two_sided, unpaired
 
 accuracies = st.integers(0, 10_000).map(lambda n: n / 10_000)
 
@@ -39,3 +39,19 @@ def test_by_hand() -> None:
 def test_where_t_is_not_defined() -> None:
     assert p_value([], []) is p_value([0.5], [0.75]) is p_value([0.5, 0.25], [0.5, 0.25]) is None
     assert p_value([0.5, 0.25], [0.75, 0.5]) == 0  # always the same gain
+
+
+@given(
+    st.tuples(st.floats(-10, 10), st.floats(1e-3, 10), st.integers(2, 9)),
+    st.tuples(st.floats(-10, 10), st.floats(1e-3, 10), st.integers(2, 9)),
+)
+def test_two_groups_are_told_apart_as_scipy_does(
+    a: tuple[float, float, int], b: tuple[float, float, int]
+) -> None:
+    expected = stats.ttest_ind_from_stats(*a, *b).pvalue
+    assert unpaired(*a, *b) == pytest.approx(expected, abs=1e-10)
+
+
+def test_groups_without_any_spread() -> None:
+    assert unpaired(1.0, 0.0, 3, 1.0, 0.0, 5) == 1
+    assert unpaired(1.0, 0.0, 3, 2.0, 0.0, 5) == pytest.approx(0, abs=1e-12)

@@ -1,4 +1,4 @@
-"""The paired t-test: do two methods differ over the seeds that both were run with?"""
+"""Student's t-tests: of two methods over the seeds that both were run with, and of two groups."""
 
 import math
 import statistics
@@ -15,6 +15,20 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
         return None
     mean, error = statistics.fmean(d), statistics.stdev(d) / math.sqrt(len(d))
     return two_sided(abs(mean / error) if error else math.inf, len(d) - 1)
+
+
+def unpaired(
+    mean: float, std: float, n: int, other_mean: float, other_std: float, other_n: int
+) -> float:
+    """Two-sided p of Student's t for two groups of n values each with their mean and deviation.
+
+    Both are taken to be spread alike.
+    """
+    free = n + other_n - 2
+    spread = math.sqrt(((n - 1) * std**2 + (other_n - 1) * other_std**2) / free)
+    error = spread * math.sqrt(1 / n + 1 / other_n)
+    distance = abs(mean - other_mean)
+    return two_sided(distance / error if error else math.inf if distance else 0.0, free)
 
 
 def two_sided(t: float, n: int) -> float:
