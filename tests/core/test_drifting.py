@@ -14,6 +14,7 @@ from trgp.core.scaling import effective_weight
 STEPS = 30
 RATE = 0.2
 LOOSE = ["outside", "partly outside", "inside", "zero"]
+EMPTY = "no column"
 
 
 class Problem(NamedTuple):
@@ -55,6 +56,9 @@ def make_problem(
         chosen, left = order[:count], order[count:]
         parts = {"outside": Q[:, :, m:], "inside": M[:, :, left], "zero": Q[:, :, :0]}
         space = parts.get(word, torch.cat([parts["inside"], parts["outside"]], 2))
+        if word == EMPTY:
+            bases.append(M[:, :, :0])
+            continue
         u = space @ randn(g, space.shape[2], 1)
         bases.append(torch.cat([M[:, :, chosen], u / u.norm(dim=1, keepdim=True).clamp(1e-9)], 2))
     return Problem(randn(g, o, n) / n**0.5, M, bases, randn(STEPS, g, b, n), randn(STEPS, g, b, o))
@@ -120,7 +124,7 @@ def close(a: Tensor, b: Tensor) -> None:
     o=st.integers(1, 6),
     n=st.integers(1, 8),
     b=st.integers(1, 5),
-    loose=st.lists(st.sampled_from(LOOSE), max_size=3),
+    loose=st.lists(st.sampled_from([*LOOSE, EMPTY]), max_size=3),
     more=st.integers(0, 2),
     ratio=st.sampled_from([1.0, 0.02, 2.5]),
     factored=st.booleans(),

@@ -31,9 +31,9 @@ class Time:
         self.now += seconds
 
 
-def epoch(clock: Clock, spent: Spent, runs: int) -> Iterator[None]:
+def epoch(clock: Clock, spent: Spent) -> Iterator[None]:
     """A run's, which pauses after its steps, after its validation and when it is over."""
-    with clock.shared(spent, "training", lambda: runs):
+    with clock.shared(spent, "training"):
         yield
         with clock.validation():
             yield
@@ -46,7 +46,7 @@ def test_a_run_of_its_own_counts_all_that_passes(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):  # clocks are added to
         with clock.alone(spent, "bases"):
             passing.passes(2)
-        run = epoch(clock, spent, 1)
+        run = epoch(clock, spent)
         for seconds in (5, 3, 1):  # steps, validation, reading what came of it
             next(run)
             passing.passes(seconds)
@@ -60,7 +60,8 @@ def test_runs_that_take_turns_share_the_time_of_their_epochs(
     """Each validates for 3 seconds, while the others wait: 3 of every run's share are of that."""
     passing, clock = Time(monkeypatch), Clock(CPU)
     counted = [Spent() for _ in range(3)]
-    runs = [epoch(clock, spent, 3) for spent in counted]
+    clock.among(3)
+    runs = [epoch(clock, spent) for spent in counted]
     for run in runs:
         next(run)
     passing.passes(12)
@@ -76,7 +77,8 @@ def test_runs_that_take_turns_share_the_time_of_their_epochs(
 def test_what_others_wait_for_is_counted_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     passing, clock = Time(monkeypatch), Clock(CPU)
     waiting, working = Spent(), Spent()
-    run = epoch(clock, waiting, 2)
+    clock.among(2)
+    run = epoch(clock, waiting)
     next(run)
     passing.passes(4)
     with clock.alone(working, "checkpoints"):
@@ -91,12 +93,31 @@ def test_what_others_wait_for_is_counted_once_and_whole(monkeypatch: pytest.Monk
     assert waiting == {"training": 2, "validation": 1}
 
 
+def test_a_run_that_ends_leaves_its_share_of_what_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passing, clock = Time(monkeypatch), Clock(CPU)
+    counted = [Spent(), Spent()]
+    clock.among(2)
+    first, second = (epoch(clock, spent) for spent in counted)
+    next(first)
+    next(second)
+    passing.passes(10)
+    for _ in range(3):
+        next(first)
+    clock.among(1)
+    passing.passes(1)
+    for _ in range(3):
+        next(second)
+    assert counted == [{"training": 5, "validation": 0}, {"training": 6, "validation": 0}]
+
+
 def test_validation_that_went_on_while_another_worked_takes_no_more_than_there_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU, which validates while another run has the thread."""
     passing, clock, spent = Time(monkeypatch), Clock(CPU), Spent()
-    run = epoch(clock, spent, 1)
+    run = epoch(clock, spent)
     next(run)
     passing.passes(1)
     next(run)

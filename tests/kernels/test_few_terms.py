@@ -33,6 +33,26 @@ def test_it_is_as_exact_as_float32(size: tuple[int, int, int], turned: bool, dev
     assert torch.equal(moved, again)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of numpy, which interprets it
+@pytest.mark.parametrize(
+    "bits", [0x7FFFFFFF, 0x7FC00000, 0x7F800000], ids=["nan", "nan too", "inf"]
+)
+def test_what_is_no_number_is_seen(bits: int, device: str) -> None:
+    """A GPU's own has all bits set, which rounding as if it were one would turn to 0."""
+    W, left, right = given(130, 48, 140, device)
+    left[3, 5] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    add_product(W, left, right, 1.0)
+    assert not W[3].isfinite().any()
+    assert W[2].isfinite().all()
+
+
+def test_large_numbers_stay_finite(device: str) -> None:
+    W, left, right = given(130, 48, 140, device)
+    left[3, 5] = torch.finfo(torch.float32).max
+    add_product(W, left, 1e-30 * right, 1.0)
+    assert W.isfinite().all()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_it_is_for_large_matrices_in_full_precision() -> None:
     W, left, right = given(2048, 64, 1024, "cuda")
@@ -41,4 +61,5 @@ def test_it_is_for_large_matrices_in_full_precision() -> None:
     assert not fits(W.t().contiguous().t(), left, right)
     assert not fits(W, left[:, :40], right[:40])
     assert not fits(W.double(), left.double(), right.double())
+    assert not fits(W, left, right[:, :512])
     assert min(few_terms.TERMS) > 40

@@ -451,3 +451,12 @@ def test_the_networks_hooks_are_taken_off_again() -> None:
     with pytest.raises(RuntimeError):
         network(weights, torch.ones(2, 9), 0)
     assert not any(module._forward_pre_hooks for module in network.module.modules())
+
+
+def test_a_network_may_have_buffers_of_whole_numbers(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        network = mlp_heads()
+        network.register_buffer("allowed", torch.arange(3))
+        return network
+
+    assert run(some_tasks(2), "hat", tmp_path, make, s_max=20.0).acc > 0

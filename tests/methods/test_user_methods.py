@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from companies import company, one_head
 from small_runs import measured_apart, run, some_tasks
 
 from trgp.engine.errors import InputError, RunError
@@ -247,3 +248,66 @@ def test_its_wrong_settings_are_sentences(here: Path) -> None:
     with pytest.raises(InputError, match="is no method; write it as module:Class"):
         run(some_tasks(1), "mine:", here / "runs")
     assert not (here / "runs").exists()
+
+
+DECAYED = '''
+from dataclasses import dataclass
+
+from trgp.methods.trgp import OWN, TRGPMethod
+
+
+@dataclass(frozen=True)
+class Decayed(TRGPMethod):
+    """Pulls the scalings towards the identity."""
+
+    decay: float = 3.0
+    """How hard it pulls."""
+
+    def loss(self, params, state, batch):
+        pull = sum((p**2).sum() for name, p in params.items() if name.startswith(OWN))
+        return super().loss(params, state, batch) + 0.5 * self.decay * pull
+'''
+
+
+def test_a_loss_that_looks_at_scalings_finds_them_whoever_else_learns(here: Path) -> None:
+    """In the literal form, whose stacks have none."""
+    written(here, DECAYED)
+    options: dict[str, Any] = {"form": "literal", "epsilon": 0.0, "threshold": 0.9, "epochs": 4}
+    tasks = some_tasks(3)
+    together = company(tasks, "mine:Decayed", here / "together", one_head, **options)
+    for seed, result in together.items():
+        alone = company(tasks, "mine:Decayed", here / "alone", one_head, [seed], **options)
+        assert result.curves == alone[seed].curves
+    free = company(tasks, "mine:Decayed", here / "free", one_head, decay=0.0, **options)
+    assert free[0].curves != together[0].curves
+
+
+COUNTED = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from trgp.methods.gpm import GPMMethod
+
+
+@dataclass(frozen=True)
+class Counted(GPMMethod):
+    """Counts its steps."""
+
+    moving: ClassVar[tuple[str, ...]] = ("count",)
+
+    def begin_task(self, ctx):
+        params, state = super().begin_task(ctx)
+        return params, {**state, "count": {"n": torch.zeros(())}}
+
+    def step(self, params, grads, state, batch, lr):
+        new, changes = super().step(params, grads, state, batch, lr)
+        return new, {**changes, "count": {"n": state["count"]["n"] + 1}}
+'''
+
+
+def test_what_moves_also_moves_in_a_stack(here: Path) -> None:
+    written(here, COUNTED)
+    together = company(some_tasks(2), "mine:Counted", here / "runs", one_head, threshold=0.9)
+    assert len({result.digest for result in together.values()}) == len(together) == 3

@@ -13,8 +13,9 @@ So L_j is what it was plus C_j' Y_j (times lr_q / lr), with Y_j <- Y_j - lr G B_
     W_eff = R + W + sum_j A_j Y_j + c_j s_j'        with A_j = C_j C_j' lr_q / lr,
 
 R = sum_j C_j L_j being of the L_j at first. As in the native form the network's parameter is W_eff
-itself, and nothing as wide as an S_j takes part in a step. It is exact for plain SGD: S_j B_j' has
-all of S_j, whose columns are coordinates in B_j, and a column of zeros in a basis changes nothing.
+itself, and no shape in a step depends on how many columns a basis has. It is exact for plain SGD:
+S_j B_j' has all of S_j, whose columns are coordinates in B_j, and a column of zeros in a basis
+changes nothing; a basis without columns is taken for one such.
 
 Shapes: W (g, o, n), B_j (g, n, r_j), those of what a step reads as in `native.Dense`, for K tasks
 of which some may be missing.
@@ -60,6 +61,7 @@ def fixed(
     """Of a layer with o outputs that may trust K tasks; ratio: lr_q / lr."""
     g, n, _ = M.shape
     free = outside(M)
+    bases = [*map(_some, bases)]
     P = [free, *((B.double() @ B.double().mT).to(M) for B in bases)]
     one = torch.eye(o, dtype=M.dtype, device=M.device).expand(g, o, o)
     gains = [one, *((ratio * C @ C.mT).to(M) for C in C_j)]
@@ -78,6 +80,8 @@ def enter(
     """W_eff, and what moves, of a layer that has learnt S_j so far."""
     g, o, n = W.shape
     wide = W.double()
+    bases = [*map(_some, bases)]
+    scalings = [S if S.shape[2] else pad(S, (0, 1, 0, 1)) for S in scalings]
     rows = [S.double() @ B.double().mT for B, S in zip(bases, scalings, strict=True)]
     R = sum(
         ((wide @ B.double()[..., :-1]) @ row[:, :-1] for B, row in zip(bases, rows, strict=True)),
@@ -121,8 +125,13 @@ def leave(
     for j, (B, S) in enumerate(zip(bases, scalings, strict=True)):
         learnt = ratio * C_j[j].mT @ Y[j].double() @ B.double()
         last = _rows(now.s)[:, j : j + 1].double() @ B.double()
-        found.append(torch.cat([S[:, :-1] + learnt, last], 1).to(S))
+        found.append(torch.cat([S[:, :-1] + learnt, last], 1)[:, : S.shape[1]].to(S))
     return W, found
+
+
+def _some(B: Tensor) -> Tensor:
+    """With a column of zeros where it has none."""
+    return B if B.shape[2] else pad(B, (0, 1))
 
 
 def _rows(s: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ and left out of what the others share. So what all runs count adds up to no more
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +21,19 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._alone = 0.0  # seconds that one run had for itself
+        self._company = 1
+        self._at = time.perf_counter()  # until when time has been counted
+        self._open = 0.0  # seconds that no run had for itself
+        self._share = 0.0  # what each run's share of these has come to
         # By stream: what a stack's runs validate after each other all of them wait for.
         self._queued: dict[object, list[tuple[Any, Any]]] = {}
         self._validated: dict[object, float] = {}
+
+    def among(self, company: int) -> None:
+        """From now on so many runs share the time."""
+        if company != self._company:
+            self._count()
+            self._company = company
 
     @contextmanager
     def alone(self, spent: Spent, phase: str) -> Iterator[None]:
@@ -32,25 +41,31 @@ class Clock:
 
         On a GPU that is rather too much: meanwhile it works off what the others have queued.
         """
-        start = time.perf_counter()
+        self._count()
         yield
-        passed = time.perf_counter() - start
-        self._alone += passed
-        _add(spent, phase, passed)
+        now = time.perf_counter()
+        _add(spent, phase, now - self._at)
+        self._at = now
 
     @contextmanager
-    def shared(self, spent: Spent, phase: str, company: Callable[[], int]) -> Iterator[None]:
-        """What takes turns, from where the run has waited for the device to where it has again.
-
-        company: tells how many runs share the time; asked in the end, as some may have ended.
-        """
-        start, alone, validated = time.perf_counter(), self._alone, self._validation()
+    def shared(self, spent: Spent, phase: str) -> Iterator[None]:
+        """What takes turns, from where the run has waited for the device to where it has again."""
+        self._count()
+        opened, share, validated = self._open, self._share, self._validation()
         yield
-        passed = time.perf_counter() - start - (self._alone - alone)
+        self._count()
+        passed, share = self._open - opened, self._share - share
         # On a GPU it may have gone on while another run had the thread for itself.
-        validation = min(self._validation() - validated, passed)
-        _add(spent, phase, (passed - validation) / company())
-        _add(spent, "validation", validation / company())
+        validation = min(passed, self._validation() - validated)
+        validation = share * validation / passed if passed else 0.0
+        _add(spent, phase, share - validation)
+        _add(spent, "validation", validation)
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        self._open += now - self._at
+        self._share += (now - self._at) / self._company
+        self._at = now
 
     @contextmanager
     def validation(self) -> Iterator[None]:

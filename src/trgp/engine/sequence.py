@@ -52,7 +52,7 @@ class Sequencer:
         self._clock = clock
         self._captured = captured
         self._evaluation = Evaluation(method.network, captured)
-        self.company = 1  # runs that take turns on the device: it is this one's for a share of time
+        self._company = 1
         self.position: Position | None = None  # the end, once that is reached
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
@@ -69,6 +69,16 @@ class Sequencer:
         if self._joint:
             together = self._train if benchmark.separate_heads else [joined(self._train)]
             self._stages = [list(together)]
+
+    @property
+    def company(self) -> int:
+        """Runs that take turns on the device: it is this one's for a share of the time."""
+        return self._company
+
+    @company.setter
+    def company(self, count: int) -> None:
+        self._company = count
+        self._clock.among(count)
 
     def learn(self) -> Turns:
         """Learn all; in the end `position` is where the run stands."""
@@ -247,4 +257,4 @@ class Sequencer:
         return self._clock.alone(position.record.seconds[-1], phase)
 
     def _shared(self, position: Position, phase: str) -> AbstractContextManager[None]:
-        return self._clock.shared(position.record.seconds[-1], phase, lambda: self.company)
+        return self._clock.shared(position.record.seconds[-1], phase)

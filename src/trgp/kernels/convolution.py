@@ -117,6 +117,7 @@ def _weight_gradient(
     pieces = triton.cdiv(rows, tiles.BK)
     # Parts of at least 128 places: a part costs as much to write as some to compute.
     each = max(128 // tiles.BK, triton.cdiv(pieces * blocks * columns, 2 * PROCESSORS))
+    each = min(each, pieces)
     count = triton.cdiv(pieces, each)
     parts = dw.new_empty(count, o, k)
     with torch.cuda.device_of(dy):
@@ -253,8 +254,8 @@ def _turned_product(
     for start in range(0, terms, BK):
         k = start + tl.arange(0, BK)
         tap = k // OC
-        i = tap // wide
-        j = tap % wide
+        i = tap // tl.maximum(wide, 1)  # a class that no tap sees is begun all the same
+        j = tap % tl.maximum(wide, 1)
         h = bottom[:, None] - i[None, :]
         v = side[:, None] - j[None, :]
         seen = (h >= 0) & (h < OH) & (v >= 0) & (v < OW)

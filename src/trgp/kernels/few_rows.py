@@ -3,7 +3,7 @@
 Each number is split into two that TF32 can hold, and of the four products of such halves the three
 that matter are summed: that comes as close as float32 arithmetic, in less time. Torch's library has
 no kernel for so few rows that fills a GPU; here the sum over K is cut into parts, which are added
-up in order. Of several products at once each is as it would be alone.
+up in order. Of several products at once none depends on the others.
 """
 
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .parts import add_up
+from .reach import MOST, reach
 
 ROWS = 192  # at most: more fill the device by themselves, and torch's kernels are the better ones
 LEAST = 32  # terms of the sum
@@ -30,23 +31,18 @@ def fits(a: Tensor, b: Tensor) -> bool:
         and LEAST <= terms == b.shape[-2]
         and a.device == b.device
         and 16 < b.shape[-1] < 1 << 20
+        and a.shape[:-1].numel() * b.shape[-1] < MOST
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and all(
             tensor.is_cuda
             and tensor.dtype == torch.float32
             and not is_functorch_wrapped_tensor(tensor)
-            and _reach(tensor) < 1 << 31  # places are counted in 32 bits
+            and reach(tensor) + 128 * max(tensor.stride()[-2:]) < MOST  # a tile further
             and min(tensor.stride()[-2:]) == 1
             for tensor in (a, b)
         )
     )
-
-
-def _reach(tensor: Tensor) -> int:
-    """How far from its first number a tile of it may end."""
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return last + 128 * max(tensor.stride()[-2:])
 
 
 @torch.library.custom_op("trgp::product", mutates_args=())
@@ -55,7 +51,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     m, k, n = *a.shape, b.shape[1]
     tiles = _tiles(a, b)
     blocks, columns, pieces = (triton.cdiv(*each) for each in zip((m, n, k), tiles, strict=True))
-    each = triton.cdiv(pieces * blocks * columns, PROGRAMS)
+    each = min(pieces, triton.cdiv(pieces * blocks * columns, PROGRAMS))
     count = triton.cdiv(pieces, each)
     y = _result(a, b)
     parts = y.unsqueeze(0) if count == 1 else y.new_empty(count, m, n)

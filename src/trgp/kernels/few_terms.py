@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .reach import MOST, reach
+
 TERMS = range(48, 513)  # of the sum; with fewer there is too little to win
 LARGE = 1 << 21  # numbers in W; of smaller ones torch's kernels move as many in the time
 TILES = (128, 128, 16)
@@ -19,16 +21,23 @@ LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 def fits(W: Tensor, left: Tensor, right: Tensor) -> bool:
     """Whether W (M, N) + left (M, R) right (R, N) is what this is for."""
+    (m, n), r = W.shape, left.shape[1]
     return (
         W.is_cuda
-        and left.shape[1] in TERMS
-        and LARGE <= W.numel() < 1 << 30
+        and r in TERMS
+        and m * n >= LARGE
+        and left.shape == (m, r)
+        and right.shape == (r, n)
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and W.is_contiguous()
+        and 2 * (m + n) * r < MOST  # halves
         and all(
-            t.dtype == torch.float32 and t.device == W.device and min(t.stride()) == 1
-            for t in (W, left, right)
+            tensor.dtype == torch.float32
+            and tensor.device == W.device
+            and min(tensor.stride()) == 1
+            and reach(tensor) < MOST
+            for tensor in (W, left, right)
         )
     )
 
@@ -40,7 +49,7 @@ def add_product(W: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
     with torch.cuda.device_of(W):
         a, b = _halves(left), _halves(right.t())
         _add_product[triton.cdiv(m, tall), triton.cdiv(n, wide)](
-            a, b, W, alpha, m, n, r, *TILES, **LAUNCH
+            a, b, W, float(alpha), m, n, r, *TILES, **LAUNCH
         )
 
 
@@ -58,10 +67,14 @@ def _split(x, y, N, R, SN, SR, BN: tl.constexpr, BR: tl.constexpr):
     r = tl.program_id(1) * BR + tl.arange(0, BR)
     there = (n < N)[:, None] & (r < R)[None, :]
     value = tl.load(x + n[:, None] * SN + r[None, :] * SR, mask=there, other=0.0)
-    high = _nearest(value)
+    # What is no number, or too large to round, stays as it is: a run that diverges is to be seen
+    # doing it.
+    usual = tl.abs(value) < 3.4e38
+    known = tl.where(usual, value, 0.0)
+    high = _nearest(known)
     at = y + n[:, None] * R + r[None, :]
-    tl.store(at, high, mask=there)
-    tl.store(at + N * R, _nearest(value - high), mask=there)
+    tl.store(at, tl.where(usual, high, value), mask=there)
+    tl.store(at + N * R, _nearest(known - high), mask=there)
 
 
 @triton.jit

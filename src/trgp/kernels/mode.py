@@ -14,10 +14,11 @@ from .batch_norm import batch_norm
 from .convolution import convolution
 from .few_rows import fits, linear
 from .max_pool import max_pool2d
+from .reach import MOST, reach
 from .response_norm import response_norm
 from .windows import sides_after
 
-MOST = (1 << 31) - (1 << 16)  # numbers in a tensor: places, also a block's last, fit in 32 bits
+LONGEST = 255  # stride: places that are seen alike are a side of a grid
 
 
 class OwnKernels(TorchFunctionMode):
@@ -188,14 +189,9 @@ def _fit(*tensors: Tensor) -> bool:
         and tensor.device == tensors[0].device
         and not is_functorch_wrapped_tensor(tensor)
         and tensor.numel() > 0
-        and _reach(tensor) < MOST
+        and reach(tensor) < MOST
         for tensor in tensors
     )
-
-
-def _reach(tensor: Tensor) -> int:
-    """How far its last number lies from its first; it may be a part of a larger one."""
-    return sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _windows(
@@ -206,7 +202,7 @@ def _windows(
     padding: tuple[int, int],
 ) -> bool:
     """Whether windows can be laid on the maps, and what comes of them can be counted."""
-    if min(stride) < 1 or min(padding) < 0:
+    if min(stride) < 1 or max(stride) > LONGEST or min(padding) < 0:
         return False
     sides = sides_after(x.shape[2:], kernel, stride, padding)
     return min(sides) > 0 and x.shape[0] * channels * sides[0] * sides[1] < MOST

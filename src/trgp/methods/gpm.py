@@ -110,11 +110,14 @@ class GPMMethod(Layerwise):
         return native.cheaper_form(batch_size, 0, *shape) == "factored"
 
     def padded(self, state: State) -> State:
-        """The projectors whole, whose shapes are the same whatever the memory holds."""
-        if not level(state, "memory"):
-            return {}
-        memories = {n: Directions.read(state, each.layer).M for n, each in self.layers.items()}
-        return {"task": {name: {"P": native.outside(M)} for name, M in memories.items()}}
+        kept = {key: state[key] for key in self.moving if key in state}
+        if level(state, "memory"):
+            kept["task"] = {name: self.layer_padded(name, state) for name in self.layers}
+        return kept
+
+    def layer_padded(self, name: str, state: State) -> State:
+        """The projector whole, whose shape is the same whatever the memory holds."""
+        return {"P": native.outside(Directions.read(state, self.layers[name].layer).M)}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))

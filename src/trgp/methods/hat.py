@@ -73,7 +73,7 @@ class HAT(Method):
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
-        like = next(iter(ctx.params.values()))
+        like = ctx.params[min(ctx.network.trainable)]
         own = {
             OWN + gate.name: torch.randn(gate.units, generator=draw).to(like) for gate in self.gates
         }

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from ..engine.context import Context
 
 Selected = dict[str, list[int]]
+STEPPING = ("loss", "step", "along", "weights_for")
 OWN = "Q "  # begins the names of the scalings among the parameters
+BESIDE = "beside "  # and of what moves beside a layer's weight in a stack
 
 
 @dataclass(frozen=True)
@@ -225,13 +227,18 @@ class TRGPMethod(GPMMethod):
         weights = {**self.weights_for(plain, state, batch.task), **bent}
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
-    def padded(self, state: State) -> State:
-        """As if every layer that may trust somebody trusted as many tasks as it may."""
-        wide = super().padded(state)
-        for name, each in self.scalable(state).items():
-            M, held = Directions.read(state, each.layer).M, tensors(level(state, "task", name))
-            wide = put(wide, self.scaling.padded(each, M, held, self.most_scalings), "task", name)
-        return wide
+    def stackable(self) -> bool:
+        """In the literal form a stack has no Q that somebody else's loss or step could look at."""
+        own = all(getattr(type(self), name) is getattr(TRGPMethod, name) for name in STEPPING)
+        return super().stackable() and (own or isinstance(self.scaling, NativeForm))
+
+    def layer_padded(self, name: str, state: State) -> State:
+        """As if a layer that may trust somebody trusted as many tasks as it may."""
+        each = self.scalable(state).get(name)
+        if each is None:
+            return super().layer_padded(name, state)
+        M, held = Directions.read(state, each.layer).M, tensors(level(state, "task", name))
+        return {**self.scaling.padded(each, M, held, self.most_scalings)}
 
     def to_stack(self, params: Params, state: State) -> Params:
         new = {n: p for n, p in params.items() if not n.startswith(OWN)}
@@ -239,11 +246,11 @@ class TRGPMethod(GPMMethod):
             own = numbered(params, f"{OWN}{name} ")
             held = tensors(level(state, "task", name))
             changed, beside = self.scaling.to_stack(each, params, own, held, self.most_scalings)
-            new |= {**changed, **{f"{OWN}{name} {key}": part for key, part in beside.items()}}
+            new |= {**changed, **{f"{BESIDE}{name} {key}": part for key, part in beside.items()}}
         return new
 
     def from_stack(self, stacked: Params, params: Params, state: State) -> Params:
-        new = {n: p for n, p in stacked.items() if not n.startswith(OWN)}
+        new = {n: p for n, p in stacked.items() if not n.startswith(BESIDE)}
         for name, each in self.scalable(state).items():
             own = numbered(params, f"{OWN}{name} ")
             held = tensors(level(state, "task", name))
@@ -290,7 +297,7 @@ class TRGPMethod(GPMMethod):
                 self.scale_rate,
             )
             new |= each.unpack(W, params)
-            new |= {f"{OWN}{name} {key}": part for key, part in moving._asdict().items()}
+            new |= {f"{BESIDE}{name} {key}": part for key, part in moving._asdict().items()}
         return new
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
@@ -353,7 +360,7 @@ class TRGPMethod(GPMMethod):
                 own = numbered(params, f"{OWN}{name} ")
                 W = effective_weight(each.joined(params), numbered(held, "B"), own)
                 weights |= each.unpack(W, params)
-        return {n: w for n, w in weights.items() if not n.startswith(OWN)}
+        return {n: w for n, w in weights.items() if not n.startswith((OWN, BESIDE))}
 
     def report(self, state: State) -> Report:
         selected = {
@@ -374,7 +381,7 @@ def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[P
 
 def beside_of(name: str, params: Params) -> dict[str, Tensor]:
     """What moves beside a layer's weight in a stack."""
-    prefix = f"{OWN}{name} "
+    prefix = f"{BESIDE}{name} "
     return {n.removeprefix(prefix): p for n, p in params.items() if n.startswith(prefix)}
 
 
