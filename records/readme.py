@@ -137,8 +137,14 @@ def explained() -> str:
     return _table(["method", "setting", "ACC %", "BWT %", "average A\\_ii %"], rows)
 
 
+def samples() -> str:
+    """What GPM scores on PMNIST, by the size of its sample, with seeds beside those of the record."""
+    return reproduction.samples([*_found(), *find(RECORDS / "more").results])
+
+
 TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
 TABLES["explained"] = explained
+TABLES["samples"] = samples
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
 
 

@@ -120,6 +120,37 @@ def variants(found: Found) -> str:
     return texts(header, rows)
 
 
+def samples(found: Found) -> str:
+    """GPM on PMNIST as published, by how many samples a task's bases are computed from."""
+    name, method = "pmnist", "gpm"
+    paper = PAPER[name][method]
+    here = [
+        results
+        for results in found
+        if _place(results[0]) == (name, method, "official")
+        and changes_of(results[0]).keys() <= {"samples"}
+    ]
+    rows = []
+    for results in sorted(here, key=lambda r: (r[0].config["samples"], r[0].seed)):
+        acc, acc_gap, bwt, _ = papers_and_gaps(paper, results)
+        rows.append(
+            Row(
+                (
+                    cells.text(str(results[0].config["samples"])),
+                    cells.text(f"{results[0].seed} to {results[-1].seed}"),
+                    *(cells.share(results.acc), acc, acc_gap, _by_chance(paper, results)),
+                    Cell(_within(paper, _percent(results))),
+                    *(cells.share(results.bwt), bwt),
+                )
+            )
+        )
+    columns = (
+        *("samples", "seeds", "ACC %", "paper's ACC", "ACC - paper", "p"),
+        *("within one published std", "BWT %", "paper's BWT"),
+    )
+    return rows_markdown(Table("", "", columns, tuple(rows)))
+
+
 def _beside(found: Found, wanted: Iterable[Wanted], title: str, flag: Flag) -> Table:
     columns = (
         *("benchmark", "method", "preset", "seeds", "ACC %", "paper's ACC", "ACC - paper", "p"),
