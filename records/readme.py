@@ -138,14 +138,14 @@ def explained() -> str:
 
 
 def samples() -> str:
-    """What GPM scores on PMNIST, by the size of its sample, with seeds beside those of the record."""
+    """What GPM scores on PMNIST by the size of its sample, with seeds that the record lacks."""
     return reproduction.samples([*_found(), *find(RECORDS / "more").results])
 
 
 TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
 TABLES["explained"] = explained
-TABLES["samples"] = samples
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
+TABLES["samples"] = samples
 
 
 def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:

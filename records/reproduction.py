@@ -387,6 +387,7 @@ def _code(command: str) -> str:
 TABLES: Mapping[str, Callable[[Found], str]] = {
     "coverage": coverage,
     "reproduced": reproduced,
+    "samples": samples,
     "variants": variants,
     "claims": lambda found: rows_markdown(claims.claim_table(found)),
     "evidence": lambda found: rows_markdown(claims.evidence_table(found)),

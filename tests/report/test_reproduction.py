@@ -163,6 +163,19 @@ def test_within_one_published_deviation(
     assert (row["BWT %"].split()[0], row["BWT - paper"]) == ("-0.50", "+0.40")
 
 
+def test_samples_of_bases_are_told_by_their_number(tmp_path: Path) -> None:
+    official: dict[str, Any] = {"method": "gpm", "benchmark": "pmnist", "preset": "official"}
+    store(tmp_path, [93.8, 94.0], **official, changed={"samples": 1000}, bwt=-3.0)
+    store(tmp_path, [93.0, 93.4], **official, config={"samples": 300}, first_seed=3)
+    store(tmp_path, [80.0], **official, changed={"threshold": 0.5})
+    store(tmp_path, [80.0], **official | {"preset": "paper"})
+    few, many = rows(tmp_path, "samples")
+    assert (few["samples"], few["seeds"], few["ACC - paper"]) == ("300", "3 to 4", "-0.71")
+    assert (many["samples"], many["seeds"], many["ACC - paper"]) == ("1000", "0 to 1", "-0.01")
+    assert [row["within one published std"] for row in (few, many)] == ["no", "yes"]
+    assert (many["BWT %"].split()[0], many["paper's BWT"]) == ("-3.00", "-3")
+
+
 def test_the_variant_that_reproduces_is_named(tmp_path: Path) -> None:
     store(tmp_path, [76.0, 76.2])
     store(tmp_path, [73.0, 73.2], preset="official")
