@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_runs import in_a_new_process
 
 from trgp import benchmarks
 from trgp.engine import sweep
@@ -325,3 +326,31 @@ def test_a_damaged_result_fails_its_own_cell_alone(
     assert found[0].result is not None
     assert found[2].result is not None
     assert "no JSON or was cut short" in found[1].failure
+
+
+TOLD_WHILE_TIDYING = """
+import os, signal, time
+from trgp.engine import pool
+
+class Tidied:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+
+def run(**job):
+    tidied = Tidied()
+    del tidied
+    time.sleep(20)
+
+pool.run = run
+print(pool._done({}, pool.nobody).error)
+"""
+
+
+def test_whoever_is_told_to_end_while_python_tidies_up_ends_as_well() -> None:
+    """Python passes on nothing from there: the word would be lost, and a traceback printed."""
+    done = in_a_new_process("-c", TOLD_WHILE_TIDYING)
+    assert (done.stdout, done.stderr) == (
+        "Its process was told to end; every finished epoch is saved.\n",
+        "",
+    )

@@ -9,8 +9,8 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -192,15 +192,28 @@ def _work(pipe: Connection) -> None:
 
 
 def _done(job: Job, observer: Observer) -> Answer:
-    """Do a job; SIGTERM is to it what Ctrl-C is to a run in the foreground."""
+    """Do a job, unless told to end."""
     try:
-        signal.signal(signal.SIGTERM, _interrupt)
-        answer = _tried(job, observer)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with _interruptible():
+            return _tried(job, observer)
     except KeyboardInterrupt:  # which may also come while a failure is being told
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return Answer.of(RunError("Its process was told to end; every finished epoch is saved."))
-    return answer
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is to what is done in here what Ctrl-C is to a run in the foreground."""
+    before = sys.unraisablehook
+    sys.unraisablehook = _come_again
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = before
 
 
 def _tried(job: Job, observer: Observer) -> Answer:
@@ -219,6 +232,14 @@ def _tried(job: Job, observer: Observer) -> Answer:
 def _interrupt(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the saving
     raise KeyboardInterrupt
+
+
+def _come_again(unraisable: Any) -> None:
+    """What interrupts Python in tidying something up is not passed on, so that it must come again."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _end_with_parent() -> None:
