@@ -235,7 +235,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _come_again(unraisable: Any) -> None:
-    """What interrupts Python in tidying something up is not passed on, so that it must come again."""
+    """What interrupts Python in tidying up is not passed on, so that it must come again."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
