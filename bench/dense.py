@@ -56,6 +56,6 @@ class Dense(GPMMethod):
         return frozenset()
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
-        G = self.packed(self.layers[name], grads)
+        G = self.layers[name].gradient(grads)
         P = tensors(level(state, "dense", name))["P"]
         return Along(True, native.Product(G.mT, P.unsqueeze(0)))

@@ -39,7 +39,6 @@ SPARED: dict[Form, int] = {"factored": 1_000_000, "gradient": 100_000}
 """Multiplications in the time of the operations that whole matrices spare a step, about 30 and 10
 microseconds on one core of a CPU."""
 
-
 RUN = 16  # numbers: rows that are a multiple of it long begin where a GPU can read several at once
 
 

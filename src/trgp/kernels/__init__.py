@@ -5,7 +5,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -43,7 +43,8 @@ def products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return own.products(a, b) if own else torch.bmm(a, b)
 
 
-def _few_rows(a: torch.Tensor, b: torch.Tensor) -> Any:
+def _few_rows(a: torch.Tensor, b: torch.Tensor) -> ModuleType | None:
+    """The kernel for few rows, if it can be used and fits."""
     if not a.is_cuda or not _usable(a.device):
         return None
     from . import few_rows

@@ -129,7 +129,7 @@ class GPMMethod(Layerwise):
         factors = each.factors(grads)
         if factors is not None:
             return Along(False, native.free_factors(held["M"], *factors))
-        return Along(True, native.free_excess(held["M"], self.packed(each, grads)))
+        return Along(True, native.free_excess(held["M"], each.gradient(grads)))
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""

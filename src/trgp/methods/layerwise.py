@@ -95,7 +95,7 @@ class Layerwise(Method):
                 continue
             W = each.pack(params)
             if plain:
-                W = W - lr * self.packed(each, grads)
+                W = W - lr * each.gradient(grads)
             new |= each.unpack(W if product is None else native.taken_off(W, product), params)
         return new, {}
 
@@ -108,11 +108,8 @@ class Layerwise(Method):
         each = self.layers[name]
         factors = each.factors(grads)
         if factors is None:
-            return Along(False, native.Product(self.packed(each, grads).mT, P))
+            return Along(False, native.Product(each.gradient(grads).mT, P))
         return Along(False, native.narrowed_factors(P, *factors))
-
-    def packed(self, each: Protected, grads: Grads) -> Tensor:
-        return each.pack({name: grads[name] for name in each.names})  # type: ignore[misc]
 
     def with_copies(self, params: Params, state: State, task: int) -> State:
         """The state with a finished task's own norm layers, if each is to have them."""

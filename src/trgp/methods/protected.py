@@ -51,12 +51,16 @@ class Protected:
         delta, x = (factor.to(self.layer.dtype) for factor in gradient)
         return Factors(delta, pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x)
 
+    def gradient(self, grads: Grads) -> Tensor:
+        """Its gradient as it is, G (g, o, n)."""
+        return self.pack({name: grads[name] for name in self.names})  # type: ignore[misc]
+
     def some_factors(self, grads: Grads) -> Factors:
         """The same, also if it is given as it is: then they are I and G."""
         factors = self.factors(grads)
         if factors is not None:
             return factors
-        G = self.pack({name: grads[name] for name in self.names})  # type: ignore[misc]
+        G = self.gradient(grads)
         g, o, _ = G.shape
         return Factors(torch.eye(o, dtype=G.dtype, device=G.device).expand(g, o, o), G)
 

@@ -144,7 +144,7 @@ class TRGPMethod(GPMMethod):
         squared: dict[str, dict[int, float]] = {}
         totals: dict[str, float] = {}
         for name, each in self.layers.items():
-            G = self.packed(each, grads) if each.names[0] in grads else None
+            G = each.gradient(grads) if each.names[0] in grads else None
             if G is None:
                 squared[name], totals[name] = {}, 0.0
                 continue
@@ -311,7 +311,7 @@ class TRGPMethod(GPMMethod):
             if whole:
                 return Along(False, native.dense_factors(dense_of(held), *factors))
             return Along(False, native.scaled_factors(native.Task(**held), *factors))
-        G = self.packed(each, grads)
+        G = each.gradient(grads)
         if whole:
             return Along(False, native.dense_gradient(dense_of(held), G))
         return Along(True, native.scaled_excess(native.Task(**held), G))
