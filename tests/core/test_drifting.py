@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trgp.core import drifting
+from trgp.core import drifting, native
 from trgp.core.scaling import effective_weight
 
 STEPS = 30
@@ -104,7 +104,9 @@ class Stacked:
         if not self.factored:
             o = delta.shape[2]
             x, delta = delta.mT @ x, torch.eye(o, dtype=x.dtype).expand(len(x), o, o)
-        self.W_eff, self.moving = drifting.step(self.fixed, self.moving, delta, x, RATE, self.ratio)
+        self.W_eff, self.moving = drifting.step(
+            self.fixed, self.moving, delta, x, native.projected(self.fixed.P, x), RATE, self.ratio
+        )
 
     def leave(self) -> Literal:
         found = drifting.leave(
@@ -204,7 +206,7 @@ def test_runs_of_any_memory_and_trust_are_stacked() -> None:
     def step(
         run: tuple[drifting.Fixed, drifting.Moving], delta: Tensor, x: Tensor, lr: Tensor
     ) -> object:
-        return drifting.step(*run, delta, x, lr, 0.5)
+        return drifting.step(*run, delta, x, native.projected(run[0].P, x), lr, 0.5)
 
     own = [(run.fixed, run.moving) for run in runs]
     together = torch.utils._pytree.tree_map(lambda *each: torch.stack(each), *own)

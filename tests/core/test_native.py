@@ -268,11 +268,11 @@ def every_step(run: Stacked, lr: Tensor) -> list[Tensor]:
     along = [
         native.scaled_factors(task, delta, x),
         native.scaled_excess(task, G),
-        native.dense_factors(dense, delta, x),
+        native.dense_factors(dense, delta, native.projected(dense.P, x)),
         native.dense_gradient(dense, G),
         native.free_factors(task.M, delta, x),
         native.free_excess(task.M, G),
-        native.narrowed_factors(P, delta, x),
+        native.narrowed_factors(delta, native.projected(P, x)),
     ]
     return [native.taken_off(W.clone(), native.Product(lr * left, right)) for left, right in along]
 
@@ -323,9 +323,9 @@ def test_whole_matrices_take_the_same_steps(
             whole, free = native.dense_gradient(dense, G), native.free_excess(problem.M, G)
             narrowed = native.Product(G.mT, P)
         else:
-            whole = native.dense_factors(dense, delta, x)
+            whole = native.dense_factors(dense, delta, native.projected(dense.P, x))
             free = native.free_factors(problem.M, delta, x)
-            narrowed = native.narrowed_factors(P, delta, x)
+            narrowed = native.narrowed_factors(delta, native.projected(P, x))
         plain, sign = (G, -1) if form == "gradient" else (torch.zeros_like(G), 1)
         close(whole.left.mT @ whole.right, along_of(task, form, delta, x))
         close(narrowed.left.mT @ narrowed.right, plain + sign * free.left.mT @ free.right)

@@ -41,9 +41,10 @@ from trgp.engine.train import Work
 from trgp.methods import METHODS
 from trgp.methods.base import BENT, GATE
 from trgp.methods.loss import cross_entropy
+from trgp.methods.scaling_forms import numbered
 from trgp.methods.trgp import OWN
 from trgp.results.result import Result
-from trgp.tree import leaves, level
+from trgp.tree import leaves, level, tensors
 
 # Of every tensor's largest entry, after a hundred steps.
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
@@ -161,8 +162,16 @@ def layers(bias: bool) -> Make:
 
 
 def scaling_sizes(run: Begun) -> dict[str, int]:
-    """By their names the widths of a run's S."""
-    return {name: S.shape[2] for name, S in run.work.params.items() if name.startswith(OWN)}
+    """By layer and number the widths of a run's S_j."""
+    found = {}
+    for name, S in run.work.params.items():
+        if name.startswith(OWN):
+            layer = name.removeprefix(OWN)
+            held = tensors(level(run.work.state, "task", layer))
+            widths = [len(one) for one in numbered(held, "ones")]
+            assert sum(widths) == S.shape[1] == S.shape[2]
+            found |= {f"{layer} {k}": width for k, width in enumerate(widths)}
+    return found
 
 
 def test_a_basis_of_all_directions_and_a_loose_one_stacks(tmp_path: Path) -> None:
@@ -170,7 +179,7 @@ def test_a_basis_of_all_directions_and_a_loose_one_stacks(tmp_path: Path) -> Non
     options = {"threshold": 1.0, "epsilon": 0.5}
     way = "trgp, a loose direction"
     runs = runs_at(2, way, layers(False), tmp_path, torch.float64, rank=8, **options)
-    assert scaling_sizes(runs[0])[f"{OWN}2 1"] == 12 + 1
+    assert scaling_sizes(runs[0])["2 1"] == 12 + 1
     agree(runs, 15, CLOSE[torch.float64])
 
 
@@ -207,6 +216,65 @@ def test_a_literal_run_in_a_stack_and_back_is_what_it_was(
         found = method.from_stack(moved.params, params, state)
         assert farthest(dict(found), dict(eagerly(run, 1).params)) < 1e-12
     assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("way", ["gpm", "trgp", "trgp, a loose direction", "owm"])
+def test_inputs_are_projected_while_the_pass_goes_on(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every layer once, before there is a gradient, and none afterwards."""
+    runs = runs_at(2, way, one_head, tmp_path, torch.float32)
+    runs = [run.changed(batch_size=2) for run in runs]
+    order: list[str] = []
+    project, differentiate = native.projected, torch.autograd.grad
+    monkeypatch.setattr(native, "projected", lambda *given: order.append("x") or project(*given))
+    monkeypatch.setattr(
+        torch.autograd,
+        "grad",
+        lambda *given, **how: order.append("G") or differentiate(*given, **how),
+    )
+    steps = captured.CapturedTask(runs[0].method, [run.work for run in runs], stacked=True)
+    steps._body(runs[0].work, runs[0].work.epoch.rows()[0][0], first=False)
+    assert order == ["x"] * 3 + ["G"]
+
+
+def test_a_layer_that_is_called_twice_projects_all_of_its_inputs(tmp_path: Path) -> None:
+    runs = runs_at(2, "trgp", lambda: Twice().double(), tmp_path, torch.float64)
+    runs = [run.changed(batch_size=2) for run in runs]
+    padded = runs[0].method.padded(runs[0].work.state)
+    assert "again.weight" in runs[0].method.factored(padded, 2)
+    agree(runs, 4, CLOSE[torch.float64])
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 10)
+        self.again = nn.Linear(10, 10)
+        self.last = nn.Linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.again(self.first(x).relu()).relu()
+        last: Tensor = self.last(self.again(inner).relu())
+        return last
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_projections_beside_a_rounded_pass_are_not_rounded(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    project = native.projected
+
+    def spied(P: Tensor, x: Tensor) -> Tensor:
+        found = project(P, x)
+        seen.add((found.dtype, torch.get_float32_matmul_precision()))
+        return found
+
+    monkeypatch.setattr(native, "projected", spied)
+    settings = {"batch": 2, "epochs": 1, "threshold": 0.9, "precision": precision}
+    company(some_tasks(2, samples=50), "trgp", tmp_path, **settings)
+    assert seen == {(torch.float32, "highest")}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -528,12 +596,11 @@ def test_captured_evaluation_is_the_plain_one() -> None:
     first, second = network.initial_params(0), network.initial_params(1)
     gates = {f"{GATE}layers.1": torch.rand(32, dtype=torch.float64)}
 
-    def bent(*ranks: int) -> dict[str, Tensor]:
+    def bent(rank: int) -> dict[str, Tensor]:
         return {
-            f"{BENT}layers.0/{k}/{name}": torch.randn(
-                8 if name == "B" else r, r, dtype=torch.float64
+            f"{BENT}layers.0/{name}": torch.randn(
+                8 if name == "B" else rank, rank, dtype=torch.float64
             )
-            for k, r in enumerate(ranks)
             for name in "BS"
         }
 
@@ -545,7 +612,7 @@ def test_captured_evaluation_is_the_plain_one() -> None:
         {**second, **bent(3)},
         first,
         {**first, **bent(1)},
-        {**first, **bent(3, 2)},
+        {**first, **bent(5)},
         {**second, **gates, **bent(2)},
         second,
     ]

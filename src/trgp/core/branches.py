@@ -1,10 +1,12 @@
 """Work that need not wait for each other, as branches of one CUDA graph.
 
 Every layer's update is a chain of small kernels. In a graph the chains of several layers can run
-at the same time, if they are captured on streams of their own.
+at the same time, if they are captured on streams of their own; and so can what an update needs of a
+layer's inputs, while the pass goes on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -29,14 +31,11 @@ def side_by_side(items: Iterable[T]) -> Iterator[T]:
     What the branches read must be kept until all are through: memory that is freed meanwhile may be
     given away by a stream that does not wait for them.
     """
-    if not _BRANCHES or not torch.cuda.is_current_stream_capturing():
-        yield from items
-        return
-    main = torch.cuda.current_stream()
-    branches = _BRANCHES.get(main, ())
+    branches = _of_capture()
     if not branches:
         yield from items
         return
+    main = torch.cuda.current_stream()
     for branch in branches:
         branch.wait_stream(main)
     try:
@@ -44,5 +43,33 @@ def side_by_side(items: Iterable[T]) -> Iterator[T]:
             with torch.cuda.stream(branches[k % len(branches)]):
                 yield item
     finally:  # also where the work failed: a capture cannot end while a branch is open
-        for branch in branches:
-            main.wait_stream(branch)
+        join()
+
+
+@contextmanager
+def aside(k: int) -> Iterator[None]:
+    """Work in the k-th branch, which goes on from here; nobody waits for it until `join`.
+
+    What it reads must be kept until then.
+    """
+    branches = _of_capture()
+    if not branches:
+        yield
+        return
+    branch = branches[k % len(branches)]
+    branch.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(branch):
+        yield
+
+
+def join() -> None:
+    """Go on when all branches are through."""
+    for branch in _of_capture():
+        torch.cuda.current_stream().wait_stream(branch)
+
+
+def _of_capture() -> Sequence[torch.cuda.Stream]:
+    """Those of the stream that is being captured, if any is."""
+    if not _BRANCHES or not torch.cuda.is_current_stream_capturing():
+        return ()
+    return _BRANCHES.get(torch.cuda.current_stream(), ())

@@ -97,14 +97,23 @@ def enter(
 
 
 def step(
-    task: Fixed, now: Moving, delta: Tensor, x: Tensor, lr: float | Tensor, ratio: float
+    task: Fixed,
+    now: Moving,
+    delta: Tensor,
+    x: Tensor,
+    xP: Tensor,
+    lr: float | Tensor,
+    ratio: float,
 ) -> tuple[Tensor, Moving]:
-    """W_eff and the rest after a step along G = delta' x, of which the factors are given."""
+    """W_eff and the rest after a step along G = delta' x, of which the factors are given.
+
+    xP: `native.projected(task.P, x)`.
+    """
     g, n, _ = task.U.shape
     o = now.R.shape[1]
     x = x.reshape(g, -1, n)
     along = lr * delta.reshape(g, -1, o)
-    right = plus_product(product(x, task.P), product(x, _rows(now.s).mT), task.V)
+    right = plus_product(xP, product(x, _rows(now.s).mT), task.V)
     Z = plus_product(now.Z, along.mT, right, -1)
     s = plus_product(now.s, product(along, now.c).mT, right[..., n:], -ratio)
     c = product(Z[..., :n], task.U)

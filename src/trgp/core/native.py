@@ -121,12 +121,17 @@ def _one(n: int, like: Tensor) -> Tensor:
     return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
-def dense_factors(task: Dense, delta: Tensor, x: Tensor) -> Product:
+def projected(P: Tensor, x: Tensor) -> Tensor:
+    """x P (g, b, ...) for projectors P (g, n, ...) that are given whole: it needs no gradient."""
+    return product(x.reshape(*P.shape[:1], -1, P.shape[1]), P)
+
+
+def dense_factors(task: Dense, delta: Tensor, xP: Tensor) -> Product:
     """All (delta A_j)' (x P_j) in one product, 0 being the free one."""
     g, n, _ = task.P.shape
     o = task.gains.shape[1]
     left = product(delta.reshape(g, -1, o), task.gains).view(g, -1, o)
-    return Product(left, product(x.reshape(g, -1, n), task.P).view(g, -1, n))
+    return Product(left, xP.view(g, -1, n))
 
 
 def dense_gradient(task: Dense, G: Tensor) -> Product:
@@ -179,11 +184,9 @@ def taken_off(W: Tensor, along: Product) -> Tensor:
     return into_product(W, along.left.mT, along.right, -1)
 
 
-def narrowed_factors(P: Tensor, delta: Tensor, x: Tensor) -> Product:
-    """G P for a projector P (g, n, n) that is given whole, from the factors of G."""
-    g, n, _ = P.shape
-    x = x.reshape(g, -1, n)
-    return Product(delta.reshape(g, x.shape[1], -1), product(x, P))
+def narrowed_factors(delta: Tensor, xP: Tensor) -> Product:
+    """G P = delta' x P for one projector."""
+    return Product(delta.reshape(*xP.shape[:2], -1), xP)
 
 
 def free_factors(M: Tensor, delta: Tensor, x: Tensor) -> Product:

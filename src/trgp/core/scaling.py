@@ -18,9 +18,10 @@ from .precision import full_precision
 
 def effective_weight(W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tensor]) -> Tensor:
     """W (g, o, n) + sum_j (W B_j) S_j B_j', with B_j (g, n, r_j), S_j = Q_j - I (g, r_j, r_j)."""
-    return W + sum(
-        (((W @ B) @ S) @ B.mT for B, S in zip(bases, scalings, strict=True)), torch.zeros_like(W)
-    )
+    total = W
+    for B, S in zip(bases, scalings, strict=True):
+        total = total + ((W @ B) @ S) @ B.mT
+    return total
 
 
 class Scaling(nn.Module):

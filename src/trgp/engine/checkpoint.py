@@ -21,7 +21,7 @@ from ..tree import State, from_leaves, leaves
 from .errors import RunError
 from .schedule import Schedule
 
-FORMAT = 3
+FORMAT = 4
 SPARE = 39  # of forty parts of the time; one is for writing
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
 Content = tuple[dict[str, Tensor], dict[str, Any]]

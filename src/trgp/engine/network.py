@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -79,7 +80,7 @@ class Network:
                 bends.setdefault(module, {})[which] = tensor
             else:
                 own[name] = tensor
-        hooks |= {module: partial(_bend, pairs) for module, pairs in bends.items()}
+        hooks |= {module: partial(_bend, pair) for module, pair in bends.items()}
         handles = [
             self.module.get_submodule(name).register_forward_pre_hook(hook)
             for name, hook in hooks.items()
@@ -94,15 +95,23 @@ class Network:
     def rounding(self) -> Iterator[None]:
         """While this is open, passes forward and backward are rounded as was chosen."""
         if self._precision == "tf32":
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high")
-            try:
+            with _matmul_precision("high"):
                 yield
-            finally:
-                torch.set_float32_matmul_precision(before)
         elif self._precision == "bfloat16":
             # Without its cache of rounded weights, which a captured graph would outlive.
             with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+                yield
+        else:
+            yield
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """While this is open, inside of that, they are not."""
+        if self._precision == "tf32":
+            with _matmul_precision("highest"):
+                yield
+        elif self._precision == "bfloat16":
+            with torch.autocast(self.device.type, enabled=False):
                 yield
         else:
             yield
@@ -176,15 +185,22 @@ def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple
 
 
 def _bend(
-    pairs: Mapping[str, Tensor], module: nn.Module, args: tuple[Tensor, ...]
+    pair: Mapping[str, Tensor], module: nn.Module, args: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """x + sum_k x B_k S_k' B_k'."""
+    """x + x B S' B', by the kernels that linear layers have."""
     x, *rest = args
-    bent = x
-    for k in range(len(pairs) // 2):
-        B, S = pairs[f"{k}/B"], pairs[f"{k}/S"]
-        bent = bent + ((x @ B) @ S.mT) @ B.mT
-    return bent, *rest
+    B, S = pair["B"], pair["S"]
+    return x + F.linear(F.linear(F.linear(x, B.mT), S), B), *rest
+
+
+@contextmanager
+def _matmul_precision(kind: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(kind)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, maybe_get_bdim
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..methods.base import Batch, Factors, Method, Params
+from ..core.branches import aside, join
+from ..methods.base import EARLY, Batch, Factors, Method, Params
 from ..tree import State
 from .gradients import factors_of, watched
 
@@ -42,8 +43,9 @@ def stacked_step(
 
     def loss_of(
         free: Params, params: Params, state: State, given: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    ) -> tuple[Tensor, dict[str, list[Tensor]], dict[str, Tensor]]:
         inputs: dict[str, list[Tensor]] = {}
+        early: dict[str, Tensor] = {}
 
         def see(name: str, x: Tensor, output: Tensor) -> None:
             of_all = get_unwrapped(output)
@@ -52,14 +54,24 @@ def stacked_step(
                 where = Output(get_gradient_edge(of_all), maybe_get_bdim(output))
                 outputs.setdefault(name, []).append(where)
                 inputs.setdefault(name, []).append(x)
+                prepare(name, x.detach().flatten(0, -2))
+
+        def prepare(name: str, x: Tensor) -> None:
+            if len(inputs[name]) > 1:  # what was made of the first call's is not of all
+                early.pop(name, None)
+                return
+            with torch.no_grad(), method.network.exact(), aside(len(early)):
+                made = method.early(name, x, state)
+            if made is not None:
+                early[name] = made
 
         with watched(method.network.module, factored, see):
             loss = method.loss({**params, **free}, state, _batch_of(batch, given))
-        return loss, inputs
+        return loss, inputs, early
 
     plain = [name for name in free if name not in factored]
     with method.network.rounding():
-        losses, inputs = torch.vmap(loss_of)(free, held, state, given)
+        losses, inputs, early = torch.vmap(loss_of)(free, held, state, given)
         wanted: list[Any] = [free[name] for name in plain]
         wanted += [output.edge for calls in outputs.values() for output in calls]
         ones = torch.ones_like(losses)
@@ -80,8 +92,10 @@ def stacked_step(
         new, changes = method.step(params, grads, state, _batch_of(batch, given), lr)
         return {name: tensor for name, tensor in new.items() if tensor is not params[name]}, changes
 
+    join()
     with torch.no_grad():
-        new, changes = torch.vmap(step_of)(dict(params), grads, state, given, lr)
+        seen = {**state, EARLY: early}
+        new, changes = torch.vmap(step_of)(dict(params), grads, seen, given, lr)
     return new, changes, losses.detach()
 
 

@@ -29,9 +29,11 @@ Rate = float | Tensor
 GATE = "gate "
 """Begins the names, among the weights a network is given, of factors (channels,) on a module's
 input."""
+EARLY = "early"
+"""Where in the state `step` finds, by the name of a weight, what `early` has made of its input."""
 BENT = "bent "
-"""Begins the names of two tensors B (n, r) and S (r, r), as in 'bent fc1/0/B', that make a module's
-input x (..., n) into x + x B S' B'; there may be several such pairs, and all read the same x."""
+"""Begins the names of two tensors B (n, r) and S (r, r), as in 'bent fc1/B', that make a module's
+input x (..., n) into x + x B S' B'."""
 
 
 class Batch(NamedTuple):
@@ -130,6 +132,13 @@ class Method:
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """Names of linear weights whose gradients `step` wants as factors."""
         return frozenset()
+
+    def early(self, weight: str, x: Tensor, state: State) -> Tensor | None:
+        """What `step` needs of the input x (b, n) of a factored weight, and of no gradient.
+
+        Asked for in a stack, where it is computed while the pass goes on.
+        """
+        return None
 
     def random_numbers(self, batch_size: int) -> int:
         """How many uniform random numbers a step needs, as `batch.u`: it must not draw itself."""

@@ -124,12 +124,15 @@ class GPMMethod(Layerwise):
         if not held:
             return super().along(name, grads, state)
         if "P" in held:
-            return self.narrowed(name, held["P"], grads)
+            return self.narrowed(name, held["P"], grads, state)
         each = self.layers[name]
         factors = each.factors(grads)
         if factors is not None:
             return Along(False, native.free_factors(held["M"], *factors))
         return Along(True, native.free_excess(held["M"], each.gradient(grads)))
+
+    def projectors(self, name: str, state: State) -> Tensor | None:
+        return tensors(level(state, "task", name)).get("P")
 
     def end_task(self, ctx: "Context") -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""

@@ -11,7 +11,7 @@ from ..core.branches import side_by_side
 from ..core.donation import writable
 from ..core.plan import Norm, Plan
 from ..tree import State, level, put, tensors
-from .base import Batch, Factors, Grads, Method, Params, Rate, sgd
+from .base import EARLY, Batch, Factors, Grads, Method, Params, Rate, sgd
 from .protected import Protected, plan_of, protected_layers
 
 
@@ -103,13 +103,28 @@ class Layerwise(Method):
         """What a protected layer's weight moves along."""
         return Along()
 
-    def narrowed(self, name: str, P: Tensor, grads: Grads) -> Along:
+    def projectors(self, name: str, state: State) -> Tensor | None:
+        """What a layer's inputs are projected by, P (g, n, ...), where it is given whole."""
+        return None
+
+    def early(self, weight: str, x: Tensor, state: State) -> Tensor | None:
+        name, each = next((n, e) for n, e in self.layers.items() if e.names[0] == weight)
+        P = self.projectors(name, state)
+        return None if P is None else native.projected(P, each.inputs(x))
+
+    def projected(self, name: str, P: Tensor, x: Tensor, state: State) -> Tensor:
+        """x P, if it is not there yet."""
+        found = tensors(level(state, EARLY)).get(self.layers[name].names[0])
+        return native.projected(P, x) if found is None else found
+
+    def narrowed(self, name: str, P: Tensor, grads: Grads, state: State) -> Along:
         """Along G P, for a projector P (g, n, n) that is given whole."""
         each = self.layers[name]
         factors = each.factors(grads)
         if factors is None:
             return Along(False, native.Product(each.gradient(grads).mT, P))
-        return Along(False, native.narrowed_factors(P, *factors))
+        xP = self.projected(name, P, factors.x, state)
+        return Along(False, native.narrowed_factors(factors.delta, xP))
 
     def with_copies(self, params: Params, state: State, task: int) -> State:
         """The state with a finished task's own norm layers, if each is to have them."""

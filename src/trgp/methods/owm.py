@@ -47,8 +47,13 @@ class OWM(Layerwise):
         check_number("alpha_end", self.alpha_end, above=0)
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
-        P = tensors(level(state, "projectors")).get(name)
-        return super().along(name, grads, state) if P is None else self.narrowed(name, P, grads)
+        P = self.projectors(name, state)
+        if P is None:
+            return super().along(name, grads, state)
+        return self.narrowed(name, P, grads, state)
+
+    def projectors(self, name: str, state: State) -> Tensor | None:
+        return tensors(level(state, "projectors")).get(name)
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
         """The linear layers where a batch has fewer rows to project than its gradient has."""

@@ -44,12 +44,16 @@ class Protected:
         return all(param.dtype == self.layer.dtype for param in self.layer.params)
 
     def factors(self, grads: Grads) -> Factors | None:
-        """Its gradient's, if it is given as such: (b, o) and (b, n), with a 1 for a bias."""
+        """Its gradient's, (b, o) and (b, n), if it is given as such."""
         gradient = grads[self.names[0]]
         if not isinstance(gradient, Factors):
             return None
-        delta, x = (factor.to(self.layer.dtype) for factor in gradient)
-        return Factors(delta, pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x)
+        return Factors(gradient.delta.to(self.layer.dtype), self.inputs(gradient.x))
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """A linear layer's, (b, n), with a 1 for a bias."""
+        x = x.to(self.layer.dtype)
+        return pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x
 
     def gradient(self, grads: Grads) -> Tensor:
         """Its gradient as it is, G (g, o, n)."""

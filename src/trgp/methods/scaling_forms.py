@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..core import drifting, native
@@ -16,8 +17,8 @@ from .base import Params
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
-Parts = tuple[list[Tensor], Kept]
-"""Of a layer that learns: trainable tensors of its own, and constants."""
+Parts = tuple[Tensor | None, Kept]
+"""Of a layer that learns: a trainable tensor of its own, if it has any, and constants."""
 
 
 class Form(ABC):
@@ -36,21 +37,21 @@ class Form(ABC):
         """The constants of a stack, in the shapes of a layer that trusts K tasks."""
 
     def to_stack(
-        self, each: Protected, params: Params, own: Sequence[Tensor], held: Kept, K: int
+        self, each: Protected, params: Params, own: Tensor | None, held: Kept, K: int
     ) -> tuple[Params, Kept]:
         """What of the network's parameters is another in a stack, and what moves beside them."""
         return {}, {}
 
     def from_stack(
-        self, each: Protected, params: Params, moved: Kept, own: Sequence[Tensor], held: Kept
-    ) -> tuple[Params, list[Tensor]]:
-        """What it is alone when that has moved, and the tensors of its own, which were `own`."""
-        return {}, []
+        self, each: Protected, params: Params, moved: Kept, own: Tensor | None, held: Kept
+    ) -> tuple[Params, Tensor | None]:
+        """What it is alone when that has moved, and the tensor of its own, which was `own`."""
+        return {}, None
 
     @abstractmethod
     def finish(
         self,
-        own: Sequence[Tensor],
+        own: Tensor | None,
         held: Kept,
         W: Tensor,
         old: Directions,
@@ -79,11 +80,11 @@ class NativeForm(Form):
         form: native.Form = native.cheaper_form(*sizes) if each.factored else "gradient"
         task = native.begin(W, old.M, [old.masks[t] for t in trusted], form, self.rate)
         whole = each.factored and native.dense_pays(*sizes)
-        return [], task._asdict() | (native.dense(task, K, self.rate)._asdict() if whole else {})
+        return None, task._asdict() | (native.dense(task, K, self.rate)._asdict() if whole else {})
 
     def finish(
         self,
-        own: Sequence[Tensor],
+        own: Tensor | None,
         held: Kept,
         W: Tensor,
         old: Directions,
@@ -111,9 +112,11 @@ class NativeForm(Form):
 
 @dataclass(frozen=True)
 class LiteralForm(Form):
-    """W and every Q_j - I are parameters, and W_eff is made from them in every pass.
+    """W and every S_j = Q_j - I are parameters, and W_eff is made from them in every pass.
 
-    In a stack the parameter is W_eff, and a step is that of `core.drifting`.
+    The S_j lie on the diagonal of one matrix S over all bases side by side, B, since
+    W B S B' = sum_j W B_j S_j B_j' takes as few operations as one task's. In a stack the parameter
+    is W_eff, and a step is that of `core.drifting`.
     """
 
     rate: float
@@ -124,38 +127,49 @@ class LiteralForm(Form):
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
-        own = [W.new_zeros(len(W), B.shape[2], B.shape[2]) for B in bases]
-        M = native.aligned(old.M)
-        held = {"M": M, "C": W @ M}  # which may have no columns where there is a loose one
-        return own, held | {f"B{k}": B for k, B in enumerate(bases)}
+        B = torch.cat(bases, 2)
+        M = native.aligned(old.M)  # which may have no columns where there is a loose one
+        # How wide each basis is, told by a shape: to read a number is to wait for the device.
+        ones = {f"ones{k}": W.new_ones(basis.shape[2]) for k, basis in enumerate(bases)}
+        held = {"M": M, "C": W @ M, "B": B, **ones}
+        if len(bases) > 1:  # what else S has gets a gradient too, but does not learn
+            held["diagonal"] = torch.block_diag(*(one.outer(one) for one in ones.values()))
+        return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
 
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
         o = each.layer.shape[1]
         return drifting.fixed(M, o, *_bases(held), K, self.rate)._asdict()
 
     def to_stack(
-        self, each: Protected, params: Params, own: Sequence[Tensor], held: Kept, K: int
+        self, each: Protected, params: Params, own: Tensor | None, held: Kept, K: int
     ) -> tuple[Params, Kept]:
-        W, moving = drifting.enter(each.pack(params), numbered(held, "B"), own, K)
+        bases, _ = _bases(held)
+        W, moving = drifting.enter(each.pack(params), bases, _scalings(own, held), K)
         return each.unpack(W, params), moving._asdict()
 
     def from_stack(
-        self, each: Protected, params: Params, moved: Kept, own: Sequence[Tensor], held: Kept
-    ) -> tuple[Params, list[Tensor]]:
-        moving = drifting.Moving(**moved)
-        W, scalings = drifting.leave(moving, *_bases(held), own, self.rate)
+        self, each: Protected, params: Params, moved: Kept, own: Tensor | None, held: Kept
+    ) -> tuple[Params, Tensor | None]:
+        moving, begun = drifting.Moving(**moved), _scalings(own, held)
+        W, scalings = drifting.leave(moving, *_bases(held), begun, self.rate)
         alone = each.unpack(W, params)  # parts of what lies side by side
-        return {name: part.contiguous() for name, part in alone.items()}, scalings
+        new = {name: part.contiguous() for name, part in alone.items()}
+        if own is None:
+            return new, None
+        S = torch.zeros_like(own)
+        for part, learnt in zip(_on_diagonal(S, held), scalings, strict=True):
+            part.copy_(learnt)
+        return new, S
 
     def finish(
         self,
-        own: Sequence[Tensor],
+        own: Tensor | None,
         held: Kept,
         W: Tensor,
         old: Directions,
         trusted: list[int],
     ) -> Kept:
-        return {f"S{k}": S for k, S in enumerate(own)}
+        return {f"S{k}": S.clone() for k, S in enumerate(_scalings(own, held))}
 
     def effective(self, W: Tensor, kept: Kept, old: Directions, trusted: list[int]) -> Tensor:
         bases = [old.basis(t) for t in trusted]
@@ -170,10 +184,25 @@ def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
     ]
 
 
-def _bases(held: Kept) -> tuple[list[Tensor], list[Tensor]]:
-    """B_j of the trusted tasks, and what of W B_j is constant."""
-    bases = numbered(held, "B")
+def _bases(held: Kept) -> tuple[Sequence[Tensor], list[Tensor]]:
+    """B_j of the trusted tasks, if any, and what of W B_j is constant."""
+    bases = held["B"].split(_widths(held), 2) if "B" in held else ()
     return bases, [drifting.constant(held["M"], held["C"], B) for B in bases]
+
+
+def _scalings(S: Tensor | None, held: Kept) -> list[Tensor]:
+    """The S_j, as parts of S."""
+    return [] if S is None else _on_diagonal(S, held)
+
+
+def _on_diagonal(S: Tensor, held: Kept) -> list[Tensor]:
+    widths = _widths(held)
+    rows = [part.split(widths, 2) for part in S.split(widths, 1)]
+    return [row[k] for k, row in enumerate(rows)]
+
+
+def _widths(held: Kept) -> list[int]:
+    return [len(one) for one in numbered(held, "ones")]
 
 
 def _task(held: Kept) -> native.Task:

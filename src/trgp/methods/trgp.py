@@ -28,7 +28,7 @@ from .layerwise import Along, between, several
 from .loss import cross_entropy
 from .protected import Directions, Protected
 from .quirks import strongest_unprotected
-from .scaling_forms import Form, LiteralForm, NativeForm, Parts, numbered
+from .scaling_forms import Form, LiteralForm, NativeForm, Parts
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -194,7 +194,7 @@ class TRGPMethod(GPMMethod):
         made = {
             each.names[0]
             for name, each in self.layers.items()
-            if "B0" in level(state, "task", name) and not bendable(each)
+            if "B" in level(state, "task", name) and not bendable(each)
         }
         return super().factored(state, batch_size) - made
 
@@ -212,18 +212,15 @@ class TRGPMethod(GPMMethod):
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """In the literal form linear layers get bent inputs instead of their effective weight.
 
-        W_eff x = W (x + sum_j B_j S_j B_j' x), and a batch has fewer rows than W.
+        W_eff x = W (x + B S B' x), and a batch has fewer rows than W.
         """
         bent: dict[str, Tensor] = {}
         plain = dict(params)
         for name, each in self.layers.items():
-            own = numbered(params, f"{OWN}{name} ")
-            if own and bendable(each):
-                bases = numbered(tensors(level(state, "task", name)), "B")
+            if OWN + name in params and bendable(each):
+                B = tensors(level(state, "task", name))["B"]
                 module = each.names[0].removesuffix(".weight")
-                for k, (B, S) in enumerate(zip(bases, own, strict=True)):
-                    bent |= {f"{BENT}{module}/{k}/B": B[0], f"{BENT}{module}/{k}/S": S[0]}
-                    del plain[f"{OWN}{name} {k}"]
+                bent |= {f"{BENT}{module}/B": B[0], f"{BENT}{module}/S": plain.pop(OWN + name)[0]}
         weights = {**self.weights_for(plain, state, batch.task), **bent}
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
@@ -243,8 +240,7 @@ class TRGPMethod(GPMMethod):
     def to_stack(self, params: Params, state: State) -> Params:
         new = {n: p for n, p in params.items() if not n.startswith(OWN)}
         for name, each in self.scalable(state).items():
-            own = numbered(params, f"{OWN}{name} ")
-            held = tensors(level(state, "task", name))
+            own, held = params.get(OWN + name), tensors(level(state, "task", name))
             changed, beside = self.scaling.to_stack(each, params, own, held, self.most_scalings)
             new |= {**changed, **{f"{BESIDE}{name} {key}": part for key, part in beside.items()}}
         return new
@@ -252,11 +248,10 @@ class TRGPMethod(GPMMethod):
     def from_stack(self, stacked: Params, params: Params, state: State) -> Params:
         new = {n: p for n, p in stacked.items() if not n.startswith(BESIDE)}
         for name, each in self.scalable(state).items():
-            own = numbered(params, f"{OWN}{name} ")
-            held = tensors(level(state, "task", name))
+            own, held = params.get(OWN + name), tensors(level(state, "task", name))
             moved = beside_of(name, stacked)
-            changed, scalings = self.scaling.from_stack(each, params, moved, own, held)
-            new |= {**changed, **{f"{OWN}{name} {k}": S for k, S in enumerate(scalings)}}
+            changed, S = self.scaling.from_stack(each, params, moved, own, held)
+            new |= {**changed, **({} if S is None else {OWN + name: S})}
         return new
 
     def scalable(self, state: State) -> dict[str, Protected]:
@@ -275,12 +270,22 @@ class TRGPMethod(GPMMethod):
     ) -> tuple[dict[str, Tensor], State]:
         """GPM's step; the scalings have a rate of their own."""
         drifted = self.drifted(params, grads, state, lr)
-        own = {name: g for name, g in grads.items() if name.startswith(OWN)}
+        own = self.learnt(grads, state)
         others = {n: g for n, g in grads.items() if n not in own and n not in drifted}
         new, moved = super().step(params, others, state, batch, lr)
         if own:
             new = sgd(new, own, lr if self.scale_rate == 1 else lr * self.scale_rate)
         return {**new, **drifted}, moved
+
+    def learnt(self, grads: Grads, state: State) -> dict[str, Tensor]:
+        """The gradients of all S_j, nothing beside them."""
+        own: dict[str, Tensor] = {}
+        for name in self.layers:
+            gradient = grads.get(OWN + name)
+            if isinstance(gradient, Tensor):
+                diagonal = tensors(level(state, "task", name)).get("diagonal")
+                own[OWN + name] = gradient if diagonal is None else gradient * diagonal
+        return own
 
     def drifted(self, params: Params, grads: Grads, state: State, lr: Rate) -> dict[str, Tensor]:
         """What becomes of the layers that a stack keeps in the literal form."""
@@ -289,10 +294,14 @@ class TRGPMethod(GPMMethod):
         literal = [n for n, e in self.layers.items() if "U" in task[n] and e.names[0] in grads]
         for name in side_by_side(literal):
             each = self.layers[name]
+            fixed = drifting.Fixed(**task[name])
+            delta, x = each.some_factors(grads)
             W, moving = drifting.step(
-                drifting.Fixed(**task[name]),
+                fixed,
                 drifting.Moving(**beside_of(name, params)),
-                *each.some_factors(grads),
+                delta,
+                x,
+                self.projected(name, fixed.P, x, state),
                 lr,
                 self.scale_rate,
             )
@@ -309,7 +318,8 @@ class TRGPMethod(GPMMethod):
         factors = each.factors(grads)
         if factors is not None:
             if whole:
-                return Along(False, native.dense_factors(dense_of(held), *factors))
+                xP = self.projected(name, held["P"], factors.x, state)
+                return Along(False, native.dense_factors(dense_of(held), factors.delta, xP))
             return Along(False, native.scaled_factors(native.Task(**held), *factors))
         G = each.gradient(grads)
         if whole:
@@ -322,7 +332,7 @@ class TRGPMethod(GPMMethod):
         for name, picked in tensors(level(ctx.state, "selected", str(ctx.task))).items():
             trusted = picked.tolist()
             kept[name] = self.scaling.finish(
-                numbered(ctx.params, f"{OWN}{name} "),
+                ctx.params.get(OWN + name),
                 tensors(level(ctx.state, "task", name)),
                 # In the digits that it has: packed it may seem to have more.
                 self.layers[name].pack(ctx.params).to(ctx.params[self.layers[name].names[0]].dtype),
@@ -355,10 +365,9 @@ class TRGPMethod(GPMMethod):
                 scaled = self.scaled(Directions.read(state, each.layer), picked)
                 W = self.scaling.effective(each.pack(params), tensors(level(kept, name)), *scaled)
                 weights |= each.unpack(W, params)
-            elif not kept and f"{OWN}{name} 0" in params:
-                held = tensors(level(state, "task", name))
-                own = numbered(params, f"{OWN}{name} ")
-                W = effective_weight(each.joined(params), numbered(held, "B"), own)
+            elif not kept and OWN + name in params:
+                B = tensors(level(state, "task", name))["B"]
+                W = effective_weight(each.joined(params), [B], [params[OWN + name]])
                 weights |= each.unpack(W, params)
         return {n: w for n, w in weights.items() if not n.startswith((OWN, BESIDE))}
 
@@ -376,7 +385,7 @@ def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[P
     """The parameters and the state with what a layer's scaling adds to them."""
     own, constants = parts
     state = put(state, {**level(state, "task", name), **constants}, "task", name)
-    return {**params, **{f"{OWN}{name} {k}": S for k, S in enumerate(own)}}, state
+    return params if own is None else {**params, OWN + name: own}, state
 
 
 def beside_of(name: str, params: Params) -> dict[str, Tensor]:
