@@ -14,6 +14,7 @@ from small_runs import (
     WatchedGPM,
     WatchedSingle,
     WatchedTRGP,
+    run,
     some_tasks,
     watched,
 )
@@ -125,3 +126,28 @@ def test_the_best_weights_are_restored(
         assert result.curves[t]["lr"] == rates
     assert differ
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_redrawn_validation_changes_losses_only_where_batches_are_normed_by_themselves(
+    tracked: bool, tmp_path: Path
+) -> None:
+    """The steps are the same ones, as long as no rate is cut by what was measured."""
+    tasks = some_tasks(2, 4, 4, 4, samples=200)
+    settings = {"epochs": 3, "test_batch": 8, "batch": 20}
+    found = []
+    for redrawn in (False, True):
+        out = tmp_path / str(redrawn)
+        result = run(
+            tasks,
+            "finetune",
+            out,
+            lambda: Conv(track=tracked),
+            redrawn_validation=redrawn,
+            **settings,
+        )
+        found.append(result.curves[0])
+    fixed, redrawn = found
+    assert fixed["loss"] == redrawn["loss"]
+    same = pytest.approx(fixed["valid_loss"], rel=1e-6) == redrawn["valid_loss"]
+    assert same == tracked

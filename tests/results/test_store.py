@@ -19,7 +19,8 @@ from some_results import a_result
 
 from trgp.results import metrics
 from trgp.results.result import Result, Results
-from trgp.results.store import find, locked, read, read_result, run_folder, write_result
+from trgp.results.several import find_in
+from trgp.results.store import Found, find, locked, read, read_result, run_folder, write_result
 
 names = st.text(max_size=12) | st.sampled_from(["lr", "fc1", "[bold]", "\x1b[31m", "ä"])
 numbers = st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
@@ -406,6 +407,24 @@ def test_runs_that_have_no_mean_are_kept_apart(other: Result, says: str, tmp_pat
     found = find(tmp_path)
     assert found.results == [Results((a_result(0),))]
     assert found.problems == [str(caught.value)]
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_a_result_that_is_too_old_to_name_a_setting_is_not_kept_apart(
+    older: int, tmp_path: Path
+) -> None:
+    """Such a setting does nothing by default; another value of one that both name does."""
+    named = {**a_result().config, "new": False}
+    runs = [a_result(seed) if seed == older else a_result(seed, config=named) for seed in (0, 1)]
+    for run in runs:
+        stored(tmp_path, run)
+    assert find(tmp_path) == Found([Results(tuple(runs))], [])
+    stored(tmp_path, a_result(2, config={**named, "lr": 0.5}))
+    assert [len(results) for results in find(tmp_path).results] == [2]
+    apart = [tmp_path / "one", tmp_path / "other"]
+    for out, run in zip(apart, runs, strict=True):
+        stored(out, run)
+    assert [len(results) for results in find_in([*map(str, apart)]).results] == [2]
 
 
 def test_thousands_are_found_and_broken_ones_are_told(tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ class Training:
     test_passes: int = 1
     """How many passes over the shuffled test set an accuracy is the mean of: more than one makes
     sense only where BatchNorm uses the batch at hand."""
+    redrawn_validation: bool = False
+    """Quirk: validation batches are drawn anew in every epoch, because the published code shuffles
+    whatever it evaluates; where BatchNorm uses the batch at hand, that is noise in the loss that
+    the rate is cut by. No preset has it."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """What the network's own products are rounded to while it trains, where the device can;
     projections, selection and evaluation are not."""

@@ -149,6 +149,7 @@ class Sequencer:
             trained = yield begun._replace(params=self._apart(position.params))
             assert trained is not None
             parts = self._valid if self._joint else [self._valid[task]]
+            redrawn = (schedule.epoch,) if training.redrawn_validation else ()
             with self._clock.validation():
                 scores = [
                     self._evaluation(
@@ -156,7 +157,7 @@ class Sequencer:
                         part,
                         training.test_batch,
                         1,
-                        *(self._seed, "valid"),
+                        *(self._seed, "valid", *redrawn),
                     )
                     for part in parts
                 ]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from .result import Result, Results
-from .store import RESULT, Found, find, identity, unfinished
+from .store import RESULT, Found, alike, find, unfinished
 
 
 def find_in(folders: Sequence[str]) -> Found:
@@ -29,7 +29,7 @@ def find_in(folders: Sequence[str]) -> Found:
 
 def _add(found: Found, results: Results) -> None:
     for i, other in enumerate(found.results):
-        if identity(other[0]) == identity(results[0]):
+        if alike(other[0], results[0]):
             found.results[i] = _joined(other, results, found.problems)
             return
     found.results.append(results)

@@ -112,15 +112,23 @@ def find(out: str | os.PathLike[str]) -> Found:
         results = _together(_runs(configuration, problems), problems)
         if results is not None:
             found.append((configuration, results))
-    found.sort(key=lambda pair: (*identity(pair[1].runs[0])[:3], pair[0]))
+    found.sort(key=lambda pair: (*_kind(pair[1].runs[0])[:3], pair[0]))
     return Found([results for _, results in found], problems)
 
 
-def identity(run: Result) -> tuple[Any, ...]:
-    """What the seeds of one configuration have in common."""
+def alike(one: Result, other: Result) -> bool:
+    """Whether two results are of one configuration, whatever their seeds.
+
+    One may be too old to name a setting of the other: such a setting does nothing by default, and
+    where it is another it is among the changes.
+    """
+    common = one.config.keys() & other.config.keys()
+    return _kind(one) == _kind(other) and all(one.config[k] == other.config[k] for k in common)
+
+
+def _kind(run: Result) -> tuple[Any, ...]:
     undefined = [figure is None for figure in (run.bwt, run.mean_diagonal, run.fwt)]
-    tasks = len(run.accuracy_matrix)
-    return run.benchmark, run.method, run.preset, run.config, run.changed, tasks, undefined
+    return run.benchmark, run.method, run.preset, run.changed, len(run.accuracy_matrix), undefined
 
 
 def unfinished(out: str | os.PathLike[str]) -> list[str]:
@@ -200,7 +208,7 @@ def _together(runs: Iterable[tuple[str, Result]], problems: list[str]) -> Result
         if run.seed in kept:
             other = kept[run.seed][0]
             problems.append(f"{path} is of the same seed as {other}; move one of them elsewhere.")
-        elif identity(run) != identity(first):
+        elif not alike(run, first):
             problems.append(
                 f"{path} is of another configuration than {first_path}; move one of them elsewhere."
             )
