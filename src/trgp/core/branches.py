@@ -14,6 +14,7 @@ import torch
 T = TypeVar("T")
 
 _BRANCHES: dict[torch.cuda.Stream, Sequence[torch.cuda.Stream]] = {}
+_OPEN: dict[torch.cuda.Stream, set[torch.cuda.Stream]] = {}  # with work that nobody waits for yet
 
 
 def set_branches(stream: torch.cuda.Stream, branches: Sequence[torch.cuda.Stream]) -> None:
@@ -43,7 +44,8 @@ def side_by_side(items: Iterable[T]) -> Iterator[T]:
             with torch.cuda.stream(branches[k % len(branches)]):
                 yield item
     finally:  # also where the work failed: a capture cannot end while a branch is open
-        join()
+        for branch in branches:
+            main.wait_stream(branch)
 
 
 @contextmanager
@@ -56,16 +58,19 @@ def aside(k: int) -> Iterator[None]:
     if not branches:
         yield
         return
-    branch = branches[k % len(branches)]
-    branch.wait_stream(torch.cuda.current_stream())
+    main, branch = torch.cuda.current_stream(), branches[k % len(branches)]
+    branch.wait_stream(main)
+    _OPEN.setdefault(main, set()).add(branch)
     with torch.cuda.stream(branch):
         yield
 
 
 def join() -> None:
-    """Go on when all branches are through."""
-    for branch in _of_capture():
-        torch.cuda.current_stream().wait_stream(branch)
+    """Go on when all that went on `aside` is through."""
+    if _OPEN:
+        main = torch.cuda.current_stream()
+        for branch in _OPEN.pop(main, ()):
+            main.wait_stream(branch)
 
 
 def _of_capture() -> Sequence[torch.cuda.Stream]:

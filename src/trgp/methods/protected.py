@@ -34,6 +34,11 @@ class Protected:
         sites = self.layer.sites
         return len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
 
+    @property
+    def bendable(self) -> bool:
+        """Whether its inputs can be scaled in place of its weight: one linear module, no bias."""
+        return self.factored and len(self.names) == 1
+
     def fewer_rows(self, batch_size: int) -> bool:
         """Whether a batch's inputs are fewer rows to project than the gradient is."""
         return self.factored and batch_size < self.layer.shape[1]

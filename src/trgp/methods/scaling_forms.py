@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import drifting, native
+from ..core import drifting, literal, native
 from ..core.scaling import effective_weight
 from ..core.subspace import Memory
 from ..task import Change
@@ -31,6 +31,10 @@ class Form(ABC):
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
         """What it learns with, at Q = I."""
+
+    def learning(self, each: Protected, W: Tensor, S: Tensor, held: Kept) -> Tensor:
+        """W_eff of the task that is learnt, where it is made from W and a tensor of its own."""
+        return W
 
     @abstractmethod
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
@@ -132,9 +136,19 @@ class LiteralForm(Form):
         # How wide each basis is, told by a shape: to read a number is to wait for the device.
         ones = {f"ones{k}": W.new_ones(basis.shape[2]) for k, basis in enumerate(bases)}
         held = {"M": M, "C": W @ M, "B": B, **ones}
-        if len(bases) > 1:  # what else S has gets a gradient too, but does not learn
+        if not each.bendable:
+            ends = torch.tensor([len(one) for one in ones.values()], device=W.device).cumsum(0)
+            places = ends[[t in old.loose for t in trusted]] - 1  # a basis has its own last
+            held |= {"CB": W @ B, "loose": B[..., places], "places": places}
+        elif len(bases) > 1:  # what else S has gets a gradient too, but does not learn
             held["diagonal"] = torch.block_diag(*(one.outer(one) for one in ones.values()))
         return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
+
+    def learning(self, each: Protected, W: Tensor, S: Tensor, held: Kept) -> Tensor:
+        if each.bendable:
+            return effective_weight(W, [held["B"]], [S])
+        trusted = literal.Trusted(*(held[key] for key in ("B", "CB", "loose", "places")))
+        return literal.scaled(W, S, trusted, _widths(held))
 
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
         o = each.layer.shape[1]
@@ -157,7 +171,7 @@ class LiteralForm(Form):
         if own is None:
             return new, None
         S = torch.zeros_like(own)
-        for part, learnt in zip(_on_diagonal(S, held), scalings, strict=True):
+        for part, learnt in zip(_scalings(S, held), scalings, strict=True):
             part.copy_(learnt)
         return new, S
 
@@ -192,13 +206,7 @@ def _bases(held: Kept) -> tuple[Sequence[Tensor], list[Tensor]]:
 
 def _scalings(S: Tensor | None, held: Kept) -> list[Tensor]:
     """The S_j, as parts of S."""
-    return [] if S is None else _on_diagonal(S, held)
-
-
-def _on_diagonal(S: Tensor, held: Kept) -> list[Tensor]:
-    widths = _widths(held)
-    rows = [part.split(widths, 2) for part in S.split(widths, 1)]
-    return [row[k] for k, row in enumerate(rows)]
+    return [] if S is None else literal.on_diagonal(S, _widths(held))
 
 
 def _widths(held: Kept) -> list[int]:

@@ -18,7 +18,6 @@ from ..core import drifting, native
 from ..core.branches import side_by_side
 from ..core.capture import Gram
 from ..core.plan import matches
-from ..core.scaling import effective_weight
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import check_count
 from ..tree import State, level, put, tensors
@@ -194,7 +193,7 @@ class TRGPMethod(GPMMethod):
         made = {
             each.names[0]
             for name, each in self.layers.items()
-            if "B" in level(state, "task", name) and not bendable(each)
+            if "B" in level(state, "task", name) and not each.bendable
         }
         return super().factored(state, batch_size) - made
 
@@ -217,7 +216,7 @@ class TRGPMethod(GPMMethod):
         bent: dict[str, Tensor] = {}
         plain = dict(params)
         for name, each in self.layers.items():
-            if OWN + name in params and bendable(each):
+            if OWN + name in params and each.bendable:
                 B = tensors(level(state, "task", name))["B"]
                 module = each.names[0].removesuffix(".weight")
                 bent |= {f"{BENT}{module}/B": B[0], f"{BENT}{module}/S": plain.pop(OWN + name)[0]}
@@ -366,8 +365,8 @@ class TRGPMethod(GPMMethod):
                 W = self.scaling.effective(each.pack(params), tensors(level(kept, name)), *scaled)
                 weights |= each.unpack(W, params)
             elif not kept and OWN + name in params:
-                B = tensors(level(state, "task", name))["B"]
-                W = effective_weight(each.joined(params), [B], [params[OWN + name]])
+                held = tensors(level(state, "task", name))
+                W = self.scaling.learning(each, each.joined(params), params[OWN + name], held)
                 weights |= each.unpack(W, params)
         return {n: w for n, w in weights.items() if not n.startswith((OWN, BESIDE))}
 
@@ -396,8 +395,3 @@ def beside_of(name: str, params: Params) -> dict[str, Tensor]:
 
 def dense_of(held: Mapping[str, Tensor]) -> native.Dense:
     return native.Dense(held["P"], held["gains"])
-
-
-def bendable(each: Protected) -> bool:
-    """Whether a layer's inputs can be scaled in place of its weight: one linear module, no bias."""
-    return each.factored and len(each.names) == 1
