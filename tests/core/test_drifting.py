@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trgp.core import drifting, native
+from trgp.core import drifting
 from trgp.core.scaling import effective_weight
 
 STEPS = 30
@@ -104,8 +104,9 @@ class Stacked:
         if not self.factored:
             o = delta.shape[2]
             x, delta = delta.mT @ x, torch.eye(o, dtype=x.dtype).expand(len(x), o, o)
+        inputs = drifting.ahead(self.fixed, self.moving.s, x)
         self.W_eff, self.moving = drifting.step(
-            self.fixed, self.moving, delta, x, native.projected(self.fixed.P, x), RATE, self.ratio
+            self.fixed, self.moving, self.W_eff, delta, inputs, RATE, self.ratio
         )
 
     def leave(self) -> Literal:
@@ -204,11 +205,11 @@ def test_runs_of_any_memory_and_trust_are_stacked() -> None:
     lr = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
 
     def step(
-        run: tuple[drifting.Fixed, drifting.Moving], delta: Tensor, x: Tensor, lr: Tensor
+        run: tuple[drifting.Fixed, drifting.Moving, Tensor], delta: Tensor, x: Tensor, lr: Tensor
     ) -> object:
-        return drifting.step(*run, delta, x, native.projected(run[0].P, x), lr, 0.5)
+        return drifting.step(*run, delta, drifting.ahead(run[0], run[1].s, x), lr, 0.5)
 
-    own = [(run.fixed, run.moving) for run in runs]
+    own = [(run.fixed, run.moving, run.W_eff) for run in runs]
     together = torch.utils._pytree.tree_map(lambda *each: torch.stack(each), *own)
     found = torch.utils._pytree.tree_leaves(torch.vmap(step)(together, delta, x, lr))
     for k, now in enumerate(own):

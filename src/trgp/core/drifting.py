@@ -8,14 +8,15 @@ drifts. With s_j' and L_j the last row and the others of S_j B_j', and G = dL/dW
     W   <- W   - lr   (G + sum_j G s_j u_j') (I - M M')        s_j <- s_j - lr_q B_j B_j' G' c_j
     L_j <- L_j - lr_q C_j' G B_j B_j'
 
-So L_j is what it was plus C_j' Y_j (times lr_q / lr), with Y_j <- Y_j - lr G B_j B_j', and
+So L_j is what it was plus C_j' Y_j (times lr_q / lr), with Y_j <- Y_j - lr G B_j B_j', and what is
+added to W_eff = W + sum_j C_j L_j + c_j s_j' is what is added to
 
-    W_eff = R + W + sum_j A_j Y_j + c_j s_j'        with A_j = C_j C_j' lr_q / lr,
+    W + sum_j A_j Y_j + c_j s_j'        with A_j = C_j C_j' lr_q / lr.
 
-R = sum_j C_j L_j being of the L_j at first. As in the native form the network's parameter is W_eff
-itself, and no shape in a step depends on how many columns a basis has. It is exact for plain SGD:
-S_j B_j' has all of S_j, whose columns are coordinates in B_j, and a column of zeros in a basis
-changes nothing; a basis without columns is taken for one such.
+As in the native form the network's parameter is W_eff itself, and no shape in a step depends on how
+many columns a basis has. It is exact for plain SGD: S_j B_j' has all of S_j, whose columns are
+coordinates in B_j, and a column of zeros in a basis changes nothing; a basis without columns is
+taken for one such.
 
 Shapes: W (g, o, n), B_j (g, n, r_j), those of what a step reads as in `native.Dense`, for K tasks
 of which some may be missing.
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .native import outside
+from . import native
 from .products import plus_product, product
 
 
@@ -36,18 +37,24 @@ class Fixed(NamedTuple):
     """What stays constant in a layer while a task is learnt."""
 
     P: Tensor  # (g, n, (1 + K) n): I - M M' and the B_j B_j' side by side
-    gains: Tensor  # (g, o, o (1 + K)): I and the A_j, their columns in turns
+    gains: Tensor  # (g, o, (1 + K) o): I and the A_j side by side
     U: Tensor  # (g, n, K): the u_j
     V: Tensor  # (g, K, (1 + K) n): U' (I - M M'), and zeros
 
 
 class Moving(NamedTuple):
-    """What of a layer changes beside W_eff: in every step but for R, which an epoch begins with."""
+    """What of a layer changes beside W_eff."""
 
-    R: Tensor  # (g, o, n)
     Z: Tensor  # (g, o, (1 + K) n): W and the Y_j side by side
     c: Tensor  # (g, o, K): the c_j
     s: Tensor  # (g, K, K n): s_j' in the j-th row and block; the other blocks are read by nobody
+
+
+class Ahead(NamedTuple):
+    """What a step needs of the inputs, and of no gradient."""
+
+    right: Tensor  # (g, b, (1 + K) n): what delta' makes the change of W and the Y_j of
+    drift: Tensor  # (g, b, K): and that of the c_j
 
 
 def constant(M: Tensor, C: Tensor, B: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ def fixed(
 ) -> Fixed:
     """Of a layer with o outputs that may trust K tasks; ratio: lr_q / lr."""
     g, n, _ = M.shape
-    free = outside(M)
+    free = native.outside(M)
     bases = [*map(_some, bases)]
     P = [free, *((B.double() @ B.double().mT).to(M) for B in bases)]
     one = torch.eye(o, dtype=M.dtype, device=M.device).expand(g, o, o)
@@ -68,7 +75,7 @@ def fixed(
     U = _side_by_side([B[..., -1:] for B in bases], (g, n, 1), K, M)
     return Fixed(
         _side_by_side(P, (g, n, n), 1 + K, M),
-        _side_by_side(gains, (g, o, o), 1 + K, M).unflatten(2, (1 + K, o)).mT.flatten(2),
+        _side_by_side(gains, (g, o, o), 1 + K, M),
         U,
         pad(U.mT @ free, (0, K * n)),
     )
@@ -93,32 +100,37 @@ def enter(
         s[:, j, j] = row[:, -1]
     W_eff = wide + R + c @ s.diagonal(0, 1, 2).mT
     Z = pad(W, (0, K * n))
-    return W_eff.to(W), Moving(R.to(W), Z, c.to(W), s.flatten(2).to(W))
+    return W_eff.to(W), Moving(Z, c.to(W), s.flatten(2).to(W))
+
+
+def ahead(task: Fixed, s: Tensor, x: Tensor) -> Ahead:
+    """Of inputs x (b, n), s being as the step finds it."""
+    g, n, _ = task.U.shape
+    x = x.reshape(g, -1, n)
+    right = plus_product(native.projected(task.P, x), product(x, _rows(s).mT), task.V)
+    return Ahead(right, product(right[..., :n], task.U))
 
 
 def step(
     task: Fixed,
     now: Moving,
+    W_eff: Tensor,
     delta: Tensor,
-    x: Tensor,
-    xP: Tensor,
+    inputs: Ahead,
     lr: float | Tensor,
     ratio: float,
 ) -> tuple[Tensor, Moving]:
-    """W_eff and the rest after a step along G = delta' x, of which the factors are given.
-
-    xP: `native.projected(task.P, x)`.
-    """
+    """W_eff and the rest after a step along G = delta' x."""
     g, n, _ = task.U.shape
-    o = now.R.shape[1]
-    x = x.reshape(g, -1, n)
+    o = W_eff.shape[1]
     along = lr * delta.reshape(g, -1, o)
-    right = plus_product(xP, product(x, _rows(now.s).mT), task.V)
-    Z = plus_product(now.Z, along.mT, right, -1)
-    s = plus_product(now.s, product(along, now.c).mT, right[..., n:], -ratio)
-    c = product(Z[..., :n], task.U)
-    inner = plus_product(now.R, task.gains, Z.view(g, -1, n))
-    return plus_product(inner, c, _rows(s)), Moving(now.R, Z, c, s)
+    left = product(along, task.gains).view(g, -1, o)
+    W_eff = plus_product(W_eff, left.mT, inputs.right.view(g, -1, n), -1)
+    Z = plus_product(now.Z, along.mT, inputs.right, -1)
+    c = plus_product(now.c, along.mT, inputs.drift, -1)
+    s = plus_product(now.s, product(along, now.c).mT, inputs.right[..., n:], -ratio)
+    W_eff = plus_product(W_eff, now.c, _rows(now.s), -1)
+    return plus_product(W_eff, c, _rows(s)), Moving(Z, c, s)
 
 
 def leave(
@@ -129,7 +141,7 @@ def leave(
     ratio: float,
 ) -> tuple[Tensor, list[Tensor]]:
     """W and the S_j, which were `scalings` when it was entered."""
-    W, *Y = now.Z.split(now.R.shape[2], 2)
+    W, *Y = now.Z.split(now.s.shape[2] // now.s.shape[1], 2)
     found = []
     for j, (B, S) in enumerate(zip(bases, scalings, strict=True)):
         learnt = ratio * C_j[j].mT @ Y[j].double() @ B.double()

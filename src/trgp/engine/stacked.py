@@ -43,9 +43,9 @@ def stacked_step(
 
     def loss_of(
         free: Params, params: Params, state: State, given: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, list[Tensor]], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, list[Tensor]], dict[str, State]]:
         inputs: dict[str, list[Tensor]] = {}
-        early: dict[str, Tensor] = {}
+        early: dict[str, State] = {}
 
         def see(name: str, x: Tensor, output: Tensor) -> None:
             of_all = get_unwrapped(output)
@@ -61,9 +61,7 @@ def stacked_step(
                 early.pop(name, None)
                 return
             with torch.no_grad(), method.network.exact(), aside(len(early)):
-                made = method.early(name, x, state)
-            if made is not None:
-                early[name] = made
+                early[name] = method.early(name, x, {**params, **free}, state)
 
         with watched(method.network.module, factored, see):
             loss = method.loss({**params, **free}, state, _batch_of(batch, given))

@@ -133,12 +133,12 @@ class Method:
         """Names of linear weights whose gradients `step` wants as factors."""
         return frozenset()
 
-    def early(self, weight: str, x: Tensor, state: State) -> Tensor | None:
+    def early(self, weight: str, x: Tensor, params: Params, state: State) -> State:
         """What `step` needs of the input x (b, n) of a factored weight, and of no gradient.
 
         Asked for in a stack, where it is computed while the pass goes on.
         """
-        return None
+        return {}
 
     def random_numbers(self, batch_size: int) -> int:
         """How many uniform random numbers a step needs, as `batch.u`: it must not draw itself."""

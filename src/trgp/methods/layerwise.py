@@ -107,14 +107,18 @@ class Layerwise(Method):
         """What a layer's inputs are projected by, P (g, n, ...), where it is given whole."""
         return None
 
-    def early(self, weight: str, x: Tensor, state: State) -> Tensor | None:
+    def early(self, weight: str, x: Tensor, params: Params, state: State) -> State:
         name, each = next((n, e) for n, e in self.layers.items() if e.names[0] == weight)
+        return self.ahead(name, each.inputs(x), params, state)
+
+    def ahead(self, name: str, x: Tensor, params: Params, state: State) -> State:
+        """The same of a layer's inputs, with a 1 for a bias."""
         P = self.projectors(name, state)
-        return None if P is None else native.projected(P, each.inputs(x))
+        return {} if P is None else {"xP": native.projected(P, x)}
 
     def projected(self, name: str, P: Tensor, x: Tensor, state: State) -> Tensor:
         """x P, if it is not there yet."""
-        found = tensors(level(state, EARLY)).get(self.layers[name].names[0])
+        found = tensors(level(state, EARLY, self.layers[name].names[0])).get("xP")
         return native.projected(P, x) if found is None else found
 
     def narrowed(self, name: str, P: Tensor, grads: Grads, state: State) -> Along:

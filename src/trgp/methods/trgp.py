@@ -21,7 +21,7 @@ from ..core.plan import matches
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import check_count
 from ..tree import State, level, put, tensors
-from .base import BENT, About, Batch, Grads, Params, Rate, Report, sgd
+from .base import BENT, EARLY, About, Batch, Grads, Params, Rate, Report, sgd
 from .gpm import GPMMethod
 from .layerwise import Along, between, several
 from .loss import cross_entropy
@@ -293,20 +293,27 @@ class TRGPMethod(GPMMethod):
         literal = [n for n, e in self.layers.items() if "U" in task[n] and e.names[0] in grads]
         for name in side_by_side(literal):
             each = self.layers[name]
-            fixed = drifting.Fixed(**task[name])
             delta, x = each.some_factors(grads)
+            found = level(state, EARLY, each.names[0]) or self.ahead(name, x, params, state)
             W, moving = drifting.step(
-                fixed,
+                drifting.Fixed(**task[name]),
                 drifting.Moving(**beside_of(name, params)),
+                each.pack(params),
                 delta,
-                x,
-                self.projected(name, fixed.P, x, state),
+                drifting.Ahead(**tensors(found)),
                 lr,
                 self.scale_rate,
             )
             new |= each.unpack(W, params)
             new |= {f"{BESIDE}{name} {key}": part for key, part in moving._asdict().items()}
         return new
+
+    def ahead(self, name: str, x: Tensor, params: Params, state: State) -> State:
+        held = tensors(level(state, "task", name))
+        if "U" not in held:
+            return super().ahead(name, x, params, state)
+        s = beside_of(name, params)["s"]
+        return {**drifting.ahead(drifting.Fixed(**held), s, x)._asdict()}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
         held = tensors(level(state, "task", name))
