@@ -1,4 +1,7 @@
-"""The kernels of a training step on a GPU, by the time they take: where the engine's time goes."""
+"""The kernels of a training step on a GPU, by the time they take: where the engine's time goes.
+
+Networks that are stacked share the step, five on each other; of the others it is the step of one.
+"""
 
 import argparse
 from collections import Counter
@@ -8,8 +11,11 @@ from engine import NETS, begun, methods
 from torch.profiler import ProfilerActivity, profile
 
 from trgp.engine.captured import CapturedTask
+from trgp.engine.company import stacks_well
 from trgp.engine.machine import repeatable, settle_libraries
 from trgp.engine.stream import Stream
+
+RUNS = 5
 
 
 def kernels(net_name: str, method: str, device: torch.device) -> tuple[Counter[str], Counter[str]]:
@@ -17,8 +23,12 @@ def kernels(net_name: str, method: str, device: torch.device) -> tuple[Counter[s
     net = NETS[net_name]
     settle_libraries(sum(p.numel() for p in net.make().parameters()), device)
     bound, work = begun(net, methods(net)[method], 0, device)
+    works = [work]
+    stacked = stacks_well(bound, work.epoch.parts[0].samples.x[:2])
+    if stacked:
+        works += [begun(net, methods(net)[method], seed, device)[1] for seed in range(1, RUNS)]
     with Stream(device, 1).turn():
-        task = CapturedTask(bound, [work])
+        task = CapturedTask(bound, works, stacked)
         bound.train_mode(work.epoch.task)
         cut = work.epoch.rows()[0][0]
         for _ in range(2):
