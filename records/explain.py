@@ -1,0 +1,123 @@
+"""Experiments that tell why a method's figure is far from the published one.
+
+One or two settings are varied over all tasks of a benchmark, for a few epochs, from a seed that no
+record uses, and scored on validation data. What comes of it goes to a JSON file beside this one.
+Started again with the same --runs it goes on where it was ended.
+"""
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from choose import Grid, Search, Setting, settings
+
+import trgp
+from trgp.benchmarks import entry
+from trgp.engine.sweep import Place, carry_out, plan
+from trgp.results.result import Result
+from trgp.sweeps import Cell
+
+
+def fixed_alpha(lr: tuple[float, ...], *values: float) -> list[Grid]:
+    """OWM with the same alpha from a task's first batch to its last."""
+    return [{"lr": lr, "alpha": (value,), "alpha_end": (value,)} for value in values]
+
+
+RATES = (0.03, 0.1, 0.3)
+EXPERIMENTS = {
+    "pmnist": Search(
+        "pmnist",
+        {
+            "agem": {"lr": (0.01, 0.03, 0.1)},
+            "owm": [
+                *fixed_alpha(RATES, 10.0, 100.0, 1e3),
+                {"lr": RATES, "alpha": (1.0,), "alpha_end": (0.1,)},
+            ],
+        },
+        seeds=(100,),
+        epochs=1,
+    ),
+    "split-cifar100": Search(
+        "split-cifar100",
+        {
+            "owm": [
+                {"lr": (0.01,), "alpha": (1.0,), "alpha_end": (0.001,)},
+                *fixed_alpha((0.01,), 1e2, 1e4, 1e6),
+            ],
+            "ewc": {"lr": (0.03,), "strength": (500.0, 1500.0, 5000.0)},
+        },
+        seeds=(100,),
+        epochs=3,
+    ),
+}
+
+
+def figures(setting: Setting, results: dict[Cell, Result]) -> dict[str, Any]:
+    """A setting and what came of it: nothing, where it diverged."""
+    (cell,) = setting.cells
+    run = results.get(cell)
+    found = (None, None, None) if run is None else (run.acc, run.bwt, run.mean_diagonal)
+    rounded = [None if value is None else round(value, 5) for value in found]
+    names = ("acc", "bwt", "a_ii")
+    return {
+        "method": setting.method,
+        **setting.values,
+        **dict(zip(names, rounded, strict=True)),
+    }
+
+
+def as_text(search: Search, cells: list[dict[str, Any]]) -> str:
+    """As JSON, one line a cell, the best of each method first."""
+    cells = sorted(cells, key=lambda cell: (cell["method"], -(cell["acc"] or 0)))
+    head = {
+        "benchmark": search.benchmark,
+        "seeds": list(search.seeds),
+        "tasks": entry(search.benchmark).tasks,
+        "epochs": search.epochs,
+        "score_on": "validation",
+        "versions": {
+            "trgp": trgp.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    lines = ",\n".join(f"  {json.dumps(cell)}" for cell in cells)
+    return f'{json.dumps(head, indent=1)[:-2]},\n "cells": [\n{lines}\n ]\n}}\n'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("benchmark", choices=EXPERIMENTS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--runs", type=Path, default=Path("runs/explain"), help="of the runs")
+    parser.add_argument("--data-root", type=Path, help="folder of the image sets")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="of the JSON")
+    args = parser.parse_args()
+    search = EXPERIMENTS[args.benchmark]
+    wanted = list(settings(search, search.grids))
+    place = Place(args.device, args.runs, args.data_root)
+    planned = plan([cell for setting in wanted for cell in setting.cells], place)
+    for sentence in dict.fromkeys(planned.lacking.values()):
+        raise SystemExit(sentence)
+    results = dict(planned.finished)
+    left = len(planned.left)
+    command = "records/explain.py"
+    for k, ended in enumerate(carry_out(planned, place, args.jobs, lambda cell: command), 1):
+        if ended.result is not None:
+            results[ended.cell] = ended.result
+        elif "diverged" not in ended.failure:
+            raise SystemExit(f"{ended.cell} failed: {ended.failure}")
+        told = f"ACC {ended.result.acc:.4f}" if ended.result else "diverged"
+        print(f"{k}/{left} {ended.cell}: {told}", flush=True)
+    path = args.out / f"explain-{args.benchmark}.json"
+    path.write_text(as_text(search, [figures(setting, results) for setting in wanted]))
+
+
+if __name__ == "__main__":
+    main()
