@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trgp.data import Normalisation, Tensors
 from trgp.draws import order, seed_of
-from trgp.engine.batches import Part, cuts, epoch_batches, joined
+from trgp.engine import batches
+from trgp.engine.batches import Part, cuts, epoch_batches, joined, rows_of
 from trgp.engine.evaluate import Evaluation, mean
 from trgp.engine.network import Network
 from trgp.methods import Params
@@ -47,6 +48,24 @@ def test_other_keys_are_other_seeds(a: tuple[int, str, int], b: tuple[int, str, 
 
 
 # ---- batches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fetched", [1, 20, 1000])
+@pytest.mark.parametrize(("n", "size"), [(17, 8), (16, 8), (20, 8), (1, 8), (5, 1), (65, 16)])
+def test_batches_are_the_same_however_many_are_fetched_at_once(
+    n: int, size: int, fetched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a last sample has joined the batch before, which is then the longest."""
+    monkeypatch.setattr(batches, "FETCHED", fetched)
+    samples = Tensors(torch.arange(float(n))[:, None], torch.arange(n))
+    part = Part(3, 1, samples)
+    found, rows = rows_of([part], size, 0, "test")
+    made = list(epoch_batches([part], size, 0, "test"))
+    assert [len(batch.y) for batch in made] == [cut.length for cut in found]
+    for batch, row in zip(made, rows, strict=True):
+        assert torch.equal(batch.y, row[: len(batch.y)])
+        assert torch.equal(batch.x[:, 0], batch.y.float())
+        assert (batch.task, batch.head) == (3, 1)
 
 
 @given(n=st.integers(1, 200), size=st.integers(1, 50))
