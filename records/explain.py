@@ -1,6 +1,6 @@
 """Experiments that tell why a method's figure is far from the published one.
 
-One or two settings are varied over all tasks of a benchmark, for a few epochs, from a seed that no
+A few settings are varied over all tasks of a benchmark, for a few epochs, from a seed that no
 record uses, and scored on validation data. What comes of it goes to a JSON file beside this one.
 Started again with the same --runs it goes on where it was ended.
 """

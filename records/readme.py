@@ -15,10 +15,12 @@ from functools import cache
 from pathlib import Path
 
 import reproduction
-from recorded import changes_of
+from recorded import Wanted, changes_of, recorded
 
+from trgp.report import cells as report_cells
 from trgp.report.charts import charts
 from trgp.report.checksum import checksum
+from trgp.report.devices import device_of
 from trgp.report.markdown import rows_markdown
 from trgp.report.model import Cell, Chart, Mark, Row, Table
 from trgp.report.paired_marks import verdicts
@@ -126,26 +128,57 @@ def _of_records(make: Callable[[list[Results]], str]) -> Callable[[], str]:
     return lambda: make(_found())
 
 
-def explained() -> str:
-    """What moves the methods that miss their published figures on PMNIST."""
-    record = json.loads((RECORDS / "explain-pmnist.json").read_text())
+def _explained(benchmark: str) -> str:
+    """What moves the methods that miss their published figures."""
+    record = json.loads((RECORDS / f"explain-{benchmark}.json").read_text())
     rows = []
     for cell in record["cells"]:
-        own = [f"{key} {cell[key]:g}" for key in ("lr", "alpha", "alpha_end") if key in cell]
-        figures = [f"{100 * cell[key]:.2f}" for key in ("acc", "bwt", "a_ii")]
+        varied = ("lr", "alpha", "alpha_end", "strength")
+        own = [f"{key} {cell[key]:g}" for key in varied if key in cell]
+        found = [cell[key] for key in ("acc", "bwt", "a_ii")]
+        figures = ["diverged" if value is None else f"{100 * value:.2f}" for value in found]
         rows.append([cell["method"], ", ".join(own), *figures])
     return _table(["method", "setting", "ACC %", "BWT %", "average A\\_ii %"], rows)
 
 
-def samples() -> str:
-    """What GPM scores on PMNIST by the size of its sample, with seeds that the record lacks."""
-    return reproduction.samples([*_found(), *find(RECORDS / "more").results])
+def _with_more(make: Callable[[list[Results]], str]) -> Callable[[], str]:
+    """Of settings and seeds that no sweep asks for as well."""
+    return lambda: make([*_found(), *find(RECORDS / "more").results])
+
+
+def precision() -> str:
+    """What rounding the network's own products does to TRGP, against the same seeds in float32."""
+    columns = (
+        *("benchmark", "precision", "device", "float32's device", "seeds", "ACC %", "change", "p"),
+        "BWT %",
+    )
+    rows = []
+    for results in find(RECORDS / "precision").results:
+        run = results[0]
+        plain = recorded(_found(), Wanted(run.benchmark, run.method, run.preset))
+        made = (
+            Cell(run.benchmark),
+            Cell(run.config["precision"]),
+            Cell(device_of(run)),
+            Cell("–" if plain is None else device_of(plain[0])),
+            Cell(str(len(results))),
+            report_cells.share(results.acc),
+            *report_cells.gap_and_p(plain, results, lambda run: run.acc),
+            report_cells.share(results.bwt),
+        )
+        rows.append(Row(made, run.benchmark, run.method))
+    return rows_markdown(Table("", "", columns, tuple(rows)))
 
 
 TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
-TABLES["explained"] = explained
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
-TABLES["samples"] = samples
+TABLES |= {
+    "samples": _with_more(reproduction.samples),
+    "thresholds": _with_more(reproduction.thresholds),
+    "explained_pmnist": lambda: _explained("pmnist"),
+    "explained_cifar": lambda: _explained("split-cifar100"),
+    "precision": precision,
+}
 
 
 def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from five_datasets import five_datasets, trusted
 from overhead import overhead
 from recorded import Found, Wanted, changes_of, of_sweep, recorded
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
-from trust_regions import latest
+from trust_regions import gate, latest
 
 from trgp.benchmarks import PAPER
 from trgp.benchmarks.common import Published
@@ -32,7 +32,7 @@ from trgp.report.tables.superclass import NAME as SUPERCLASS
 from trgp.report.tables.superclass import superclass
 from trgp.report.tables.training_time import training_time
 from trgp.report.tables.transfer import transfer
-from trgp.results.layout import NONE, chance, duration, settings, spread
+from trgp.results.layout import NONE, chance, duration, settings, shown, spread
 from trgp.results.paired import unpaired
 from trgp.results.render import paper_of, preset_of
 from trgp.results.result import Result, Results
@@ -122,31 +122,40 @@ def variants(found: Found) -> str:
 
 def samples(found: Found) -> str:
     """GPM on PMNIST as published, by how many samples a task's bases are computed from."""
-    name, method = "pmnist", "gpm"
-    paper = PAPER[name][method]
+    return _by_setting(found, "pmnist", "samples")
+
+
+def thresholds(found: Found) -> str:
+    """GPM on CIFAR-100 as published, by the share of energy that a first task's bases hold."""
+    return _by_setting(found, "split-cifar100", "threshold")
+
+
+def _by_setting(found: Found, benchmark: str, setting: str) -> str:
+    """GPM as published, by one of its settings."""
+    paper = PAPER[benchmark]["gpm"]
     here = [
         results
         for results in found
-        if _place(results[0]) == (name, method, "official")
-        and changes_of(results[0]).keys() <= {"samples"}
+        if _place(results[0]) == (benchmark, "gpm", "official")
+        and changes_of(results[0]).keys() <= {setting}
     ]
     rows = []
-    for results in sorted(here, key=lambda r: (r[0].config["samples"], r[0].seed)):
+    for results in sorted(here, key=lambda r: (r[0].config[setting], r[0].seed)):
         acc, acc_gap, bwt, _ = papers_and_gaps(paper, results)
         rows.append(
             Row(
                 (
-                    cells.text(str(results[0].config["samples"])),
+                    cells.text(shown(results[0].config[setting])),
                     cells.text(f"{results[0].seed} to {results[-1].seed}"),
                     *(cells.share(results.acc), acc, acc_gap, _by_chance(paper, results)),
                     Cell(_within(paper, _percent(results))),
-                    *(cells.share(results.bwt), bwt),
+                    *(cells.share(results.bwt), bwt, cells.share(results.mean_diagonal)),
                 )
             )
         )
     columns = (
-        *("samples", "seeds", "ACC %", "paper's ACC", "ACC - paper", "p"),
-        *("within one published std", "BWT %", "paper's BWT"),
+        *(setting, "seeds", "ACC %", "paper's ACC", "ACC - paper", "p"),
+        *("within one published std", "BWT %", "paper's BWT", "average A_ii %"),
     )
     return rows_markdown(Table("", "", columns, tuple(rows)))
 
@@ -388,6 +397,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "coverage": coverage,
     "reproduced": reproduced,
     "samples": samples,
+    "thresholds": thresholds,
     "variants": variants,
     "claims": lambda found: rows_markdown(claims.claim_table(found)),
     "evidence": lambda found: rows_markdown(claims.evidence_table(found)),
@@ -402,6 +412,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "overhead": overhead,
     "memory": held,
     "latest": latest,
+    "gate": gate,
     "trusted": trusted,
     "index": index,
 }

@@ -1,12 +1,16 @@
-"""What trust regions hold: how often nothing but the tasks that were learnt last."""
+"""What trust regions hold: how often nothing but the tasks that were learnt last, or nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from recorded import Found, Wanted, recorded
 from table_parts import texts
+from torch import nn
 
 from trgp.benchmarks import PAPER
+from trgp.models import MLP, AlexNet
 from trgp.results.result import Result
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"pmnist": MLP, "split-cifar100": AlexNet}
 
 
 def latest(found: Found) -> str:
@@ -28,6 +32,29 @@ def latest(found: Found) -> str:
             rows.append((benchmark, preset, seeds, top_k, str(len(choices)), *shares))
     header = ("benchmark", "preset", "seeds", "K", "choices")
     return texts((*header, "the K latest tasks", "fewer than K", "others"), rows)
+
+
+def gate(found: Found) -> str:
+    """How often the first layer trusts somebody: else its gate shuts the others' scalings."""
+    rows = []
+    for benchmark, network in NETWORKS.items():
+        names = (name for name, module in network().named_modules() if is_weighted(module))
+        first = next(names)
+        for preset, gated in (("paper", False), ("official", False), ("official", True)):
+            changes = {"first_layer_gate": False} if preset == "official" and not gated else {}
+            results = recorded(found, Wanted(benchmark, "trgp", preset, changes))
+            if results is None:
+                continue
+            tasks = [layers for run in results for layers in (run.selected or [])[1:]]
+            trusting = sum(bool(layers.get(first)) for layers in tasks)
+            shown = f"{preset} ({'with' if gated else 'without'} the gate)"
+            rows.append((benchmark, shown, str(len(results)), str(len(tasks)), str(trusting)))
+    header = ("benchmark", "preset", "seeds", "tasks after the first")
+    return texts((*header, "where the first layer trusts somebody"), rows)
+
+
+def is_weighted(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Conv2d))
 
 
 def _choices(run: Result) -> Iterator[tuple[set[int], set[int]]]:

@@ -32,7 +32,7 @@ def test_the_weight_and_the_projected_gradients_are_autograds(
     bases, loose, at = [], [], 0
     for inside, has_loose in tasks:
         parts = [M[..., torch.randperm(3, generator=draw)[:inside]]]
-        if has_loose or not inside:
+        if has_loose:
             parts.append(orthonormal(draw, g, n, 1))  # anywhere
         bases.append(torch.cat(parts, 2))
         at += bases[-1].shape[2]
@@ -74,3 +74,21 @@ def test_blocks_are_views() -> None:
         block.fill_(j + 1)
         assert S[0, end - 1, end - 1] == j + 1
     assert S.sum() == 1 + 2 * 4 + 3 * 9
+
+
+def test_nothing_is_rounded_beside_a_rounded_network() -> None:
+    """Neither forward nor backward, nor is a type mixed with another on the way."""
+    draw = torch.Generator().manual_seed(0)
+    W = torch.randn(1, 4, 6, generator=draw, requires_grad=True)
+    B = orthonormal(draw, 1, 6, 3).float()
+    S = torch.randn(1, 3, 3, generator=draw, requires_grad=True)
+    places = torch.tensor([2])
+    task = literal.Trusted(B, W.detach() @ B, B[..., places], places)
+    plain = literal.scaled(W, S, task, [3])
+    expected = torch.autograd.grad(plain.square().sum(), [W, S])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = literal.scaled(W, S, task, [3])
+        found = torch.autograd.grad(rounded.square().sum(), [W, S])
+    assert torch.equal(rounded, plain)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from trgp.core import native
 from trgp.core.branches import side_by_side
+from trgp.core.scaling import effective_weight
 from trgp.data import Tensors
 from trgp.engine import captured, learning
 from trgp.engine.batches import Part
@@ -39,10 +40,11 @@ from trgp.engine.evaluate import Evaluation
 from trgp.engine.network import Network
 from trgp.engine.train import Work
 from trgp.methods import METHODS
-from trgp.methods.base import BENT, GATE
+from trgp.methods.base import BENT, GATE, Grads
+from trgp.methods.layerwise import Along
 from trgp.methods.loss import cross_entropy
 from trgp.methods.scaling_forms import numbered
-from trgp.methods.trgp import OWN
+from trgp.methods.trgp import OWN, TRGPMethod
 from trgp.results.result import Result
 from trgp.tree import leaves, level, tensors
 
@@ -275,6 +277,44 @@ def test_projections_beside_a_rounded_pass_are_not_rounded(
     settings = {"batch": 2, "epochs": 1, "threshold": 0.9, "precision": precision}
     company(some_tasks(2, samples=50), "trgp", tmp_path, **settings)
     assert seen == {(torch.float32, "highest")}
+
+
+class Unprojected(TRGPMethod):
+    """Takes plain steps, inside span(M) as well."""
+
+    def along(self, name: str, grads: Grads, state: Any) -> Along:
+        return Along()
+
+
+def test_a_subclass_that_moves_otherwise_computes_with_the_weights_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No coordinate of its weights is a constant, and it is not stacked."""
+    monkeypatch.setitem(METHODS, "unprojected", Unprojected)
+    settings = {"form": "literal", "threshold": 0.9, "epsilon": 0.3}
+    (asked,) = asked_for(some_tasks(3), "unprojected", tmp_path, one_head, [0], **settings)
+    run = begun(asked, 2)
+    assert not run.method.stackable()
+    params, state, _ = eagerly(run, 3)
+    weights = run.method.weights_for(params, state, 2)
+    scaled = [name for name in run.method.layers if OWN + name in params]
+    assert scaled
+    for name in scaled:
+        each = run.method.layers[name]
+        held = tensors(level(state, "task", name))
+        W = each.pack(params)
+        assert (W @ held["M"] - held["C"]).abs().max() > 1e-3
+        expected = effective_weight(W, [held["B"]], [params[OWN + name]])
+        torch.testing.assert_close(each.pack(weights), expected)
+
+
+def test_literal_runs_of_few_digits_are_not_stacked(tmp_path: Path) -> None:
+    """What moves beside their effective weights has more of them."""
+    for form, stacked in (("auto", True), ("literal", False)):
+        make = lambda: one_head().bfloat16()  # noqa: E731
+        (asked,) = asked_for(some_tasks(2), "trgp", tmp_path, make, [0], form=form)
+        network = Network(make, False, torch.device("cpu"), 0)
+        assert asked.config.method.bind(network).stackable() == stacked
 
 
 @pytest.mark.parametrize("way", WAYS)

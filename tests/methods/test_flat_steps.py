@@ -136,5 +136,5 @@ def test_projections_add_few_operations_to_a_stacked_step(
     layers = 2  # and the heads
     assert made["gpm"] == made["finetune"]
     assert made["gpm"] < made["trgp"] <= made["gpm"] + layers
-    assert made["trgp"] < made["literal"]
+    assert made["trgp"] < made["literal"] <= made["trgp"] + 9 * layers
     assert waiting["literal"] <= waiting["trgp"] + 6 * layers

@@ -176,6 +176,17 @@ def test_samples_of_bases_are_told_by_their_number(tmp_path: Path) -> None:
     assert (many["BWT %"].split()[0], many["paper's BWT"]) == ("-3.00", "-3")
 
 
+def test_thresholds_are_told_by_their_value(tmp_path: Path) -> None:
+    official: dict[str, Any] = {"method": "gpm", "benchmark": "split-cifar100"}
+    official |= {"preset": "official"}
+    store(tmp_path, [71.8, 72.0], **official, config={"threshold": [0.97]})
+    store(tmp_path, [72.4, 72.6], **official, changed={"threshold": [0.95]})
+    store(tmp_path, [80.0], **official, changed={"norm": "shared"})
+    low, high = rows(tmp_path, "thresholds")
+    assert [row["threshold"] for row in (low, high)] == ["0.95", "0.97"]
+    assert [row["within one published std"] for row in (low, high)] == ["yes", "no"]
+
+
 def test_the_variant_that_reproduces_is_named(tmp_path: Path) -> None:
     store(tmp_path, [76.0, 76.2])
     store(tmp_path, [73.0, 73.2], preset="official")
@@ -368,6 +379,16 @@ def test_how_often_the_latest_tasks_are_trusted(tmp_path: Path) -> None:
     assert row == "| split-cifar100 | paper | 1 | 2 | 4 | 50 % | 25 % | 25 % |"
 
 
+def test_how_often_the_first_layer_trusts_somebody(tmp_path: Path) -> None:
+    """By the network's order, whatever that of the result is; a first task has nobody to trust."""
+    chosen = [{}, {"bn": [], "conv1": [0], "fc1": []}, {"conv1": [], "fc1": [1]}, {"fc1": [2]}]
+    store(tmp_path, [70.0], tasks=4, selected=chosen)
+    store(tmp_path, [70.0], tasks=4, selected=chosen[:2] * 2, preset="official")
+    without, with_gate = made(tmp_path, "gate").splitlines()[2:]
+    assert without == "| split-cifar100 | paper (without the gate) | 1 | 3 | 1 |"
+    assert with_gate == "| split-cifar100 | official (with the gate) | 1 | 3 | 2 |"
+
+
 def test_ablations_that_the_paper_does_not_print_are_not_run(tmp_path: Path) -> None:
     store(tmp_path, [74.1, 74.5], config={"epsilon": 0.5, "top_k": 2, "scope": "layer"})
     store(tmp_path, [74.0, 74.2], changed={"top_k": 3})
@@ -426,7 +447,7 @@ def test_how_much_of_a_sweep_is_recorded(tmp_path: Path) -> None:
 def test_the_page_has_every_table_once() -> None:
     import reproduction
 
-    tables = [*reproduction.TABLES, "explained"]
+    tables = [*reproduction.TABLES, "explained_pmnist", "explained_cifar"]
     assert sorted(re.findall(r"<!-- table (\w+) -->", PAGE.read_text())) == sorted(tables)
 
 

@@ -413,14 +413,17 @@ def test_runs_that_have_no_mean_are_kept_apart(other: Result, says: str, tmp_pat
 def test_a_result_that_is_too_old_to_name_a_setting_is_not_kept_apart(
     older: int, tmp_path: Path
 ) -> None:
-    """Such a setting does nothing by default; another value of one that both name does."""
-    named = {**a_result().config, "new": False}
+    """It is at its default then, which another value is not, whoever names it."""
+    named = {**a_result().config, "lr_decay": 1.0}
     runs = [a_result(seed) if seed == older else a_result(seed, config=named) for seed in (0, 1)]
     for run in runs:
         stored(tmp_path, run)
     assert find(tmp_path) == Found([Results(tuple(runs))], [])
-    stored(tmp_path, a_result(2, config={**named, "lr": 0.5}))
-    assert [len(results) for results in find(tmp_path).results] == [2]
+    for seed, other in enumerate(({"lr": 0.5}, {"lr_decay": 0.5}, {"of another version": 1}), 2):
+        stored(tmp_path, a_result(seed, config={**named, **other}))
+    found = find(tmp_path)
+    assert [len(results) for results in found.results] == [2]
+    assert len(found.problems) == 3
     apart = [tmp_path / "one", tmp_path / "other"]
     for out, run in zip(apart, runs, strict=True):
         stored(out, run)

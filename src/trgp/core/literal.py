@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from .precision import full_precision
 from .products import plus_product, product
 
 
@@ -41,6 +43,7 @@ def scaled(W: Tensor, S: Tensor, task: Trusted, widths: Sequence[int]) -> Tensor
 
 class _Scaled(torch.autograd.Function):
     @staticmethod
+    @full_precision
     def forward(
         ctx: Any,
         W: Tensor,
@@ -59,6 +62,8 @@ class _Scaled(torch.autograd.Function):
         return plus_product(W, torch.cat([product(C_j, S_j) for C_j, S_j in each], 2), B.mT)
 
     @staticmethod
+    @once_differentiable
+    @full_precision
     def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
         S, B, C, U, places = ctx.saved_tensors
         GB = product(G, B)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 from typing import Any, Literal
 from uuid import uuid4
@@ -115,9 +115,7 @@ class Config:
         A setting that is new must do nothing by default.
         """
         parts = (self.data, self.training, self.method)
-        fields = [field for part in parts for field in dataclasses.fields(part)]
-        plain = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-        return {**_as_json(plain), **stored} == self.stored
+        return {**_defaults(*map(type, parts)), **stored} == self.stored
 
     @cached_property
     def changed(self) -> dict[str, Any]:
@@ -128,6 +126,23 @@ class Config:
             for key, value in self.settings.items()
             if key.endswith("_source") or value != plain[key]
         }
+
+
+@cache
+def defaults(benchmark: str, method: str) -> Mapping[str, Any]:
+    """By name, as results hold them, the values of settings that need not be given.
+
+    None of what is not at hand: a user's own method, or one of another version.
+    """
+    try:
+        return _defaults(Training, methods.find(method), benchmarks.entry(benchmark).options)
+    except (ValueError, ImportError):
+        return {}
+
+
+def _defaults(*kinds: type[Any]) -> dict[str, Any]:
+    fields = [field for kind in kinds for field in dataclasses.fields(kind)]
+    return _as_json({f.name: f.default for f in fields if f.default is not dataclasses.MISSING})
 
 
 def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any) -> Config:

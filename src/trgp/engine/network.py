@@ -106,7 +106,7 @@ class Network:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """While this is open, inside of that, they are not."""
+        """While this is open, also inside of `rounding`, nothing is rounded."""
         if self._precision == "tf32":
             with _matmul_precision("highest"):
                 yield

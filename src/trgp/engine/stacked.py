@@ -54,26 +54,30 @@ def stacked_step(
                 where = Output(get_gradient_edge(of_all), maybe_get_bdim(output))
                 outputs.setdefault(name, []).append(where)
                 inputs.setdefault(name, []).append(x)
-                prepare(name, x.detach().flatten(0, -2))
+                prepare(name, x.detach())
 
         def prepare(name: str, x: Tensor) -> None:
             if len(inputs[name]) > 1:  # what was made of the first call's is not of all
                 early.pop(name, None)
                 return
             with torch.no_grad(), method.network.exact(), aside(len(early)):
-                early[name] = method.early(name, x, {**params, **free}, state)
+                # Flattened there, where a copy is kept for as long as it is read.
+                early[name] = method.early(name, x.flatten(0, -2), {**params, **free}, state)
 
         with watched(method.network.module, factored, see):
             loss = method.loss({**params, **free}, state, _batch_of(batch, given))
         return loss, inputs, early
 
     plain = [name for name in free if name not in factored]
-    with method.network.rounding():
-        losses, inputs, early = torch.vmap(loss_of)(free, held, state, given)
-        wanted: list[Any] = [free[name] for name in plain]
-        wanted += [output.edge for calls in outputs.values() for output in calls]
-        ones = torch.ones_like(losses)
-        found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
+    try:
+        with method.network.rounding():
+            losses, inputs, early = torch.vmap(loss_of)(free, held, state, given)
+            wanted: list[Any] = [free[name] for name in plain]
+            wanted += [output.edge for calls in outputs.values() for output in calls]
+            ones = torch.ones_like(losses)
+            found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
+    finally:  # also where it failed: a capture cannot end while a branch is open
+        join()
     gradients = {name: next(found) for name in plain}
     grads: dict[str, Tensor | Factors] = {n: g for n, g in gradients.items() if g is not None}
     for name, calls in outputs.items():
@@ -90,7 +94,6 @@ def stacked_step(
         new, changes = method.step(params, grads, state, _batch_of(batch, given), lr)
         return {name: tensor for name, tensor in new.items() if tensor is not params[name]}, changes
 
-    join()
     with torch.no_grad():
         seen = {**state, EARLY: early}
         new, changes = torch.vmap(step_of)(dict(params), grads, seen, given, lr)

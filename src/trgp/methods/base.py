@@ -29,7 +29,7 @@ Rate = float | Tensor
 GATE = "gate "
 """Begins the names, among the weights a network is given, of factors (channels,) on a module's
 input."""
-EARLY = "early"
+EARLY = "early inputs"
 """Where in the state `step` finds, by the name of a weight, what `early` has made of its input."""
 BENT = "bent "
 """Begins the names of two tensors B (n, r) and S (r, r), as in 'bent fc1/B', that make a module's

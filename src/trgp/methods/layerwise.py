@@ -108,8 +108,10 @@ class Layerwise(Method):
         return None
 
     def early(self, weight: str, x: Tensor, params: Params, state: State) -> State:
-        name, each = next((n, e) for n, e in self.layers.items() if e.names[0] == weight)
-        return self.ahead(name, each.inputs(x), params, state)
+        for name, each in self.layers.items():
+            if each.names[0] == weight:
+                return self.ahead(name, each.inputs(x), params, state)
+        return {}
 
     def ahead(self, name: str, x: Tensor, params: Params, state: State) -> State:
         """The same of a layer's inputs, with a 1 for a bias."""

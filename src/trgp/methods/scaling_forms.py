@@ -125,6 +125,8 @@ class LiteralForm(Form):
 
     rate: float
     """That of Q, in multiples of the network's."""
+    orthogonal: bool = True
+    """Whether W is sure to move orthogonally to M, so that W B is constant there."""
     name: ClassVar[str] = "literal"
 
     def begin(
@@ -136,17 +138,17 @@ class LiteralForm(Form):
         # How wide each basis is, told by a shape: to read a number is to wait for the device.
         ones = {f"ones{k}": W.new_ones(basis.shape[2]) for k, basis in enumerate(bases)}
         held = {"M": M, "C": W @ M, "B": B, **ones}
-        if not each.bendable:
+        if self.orthogonal and not each.bendable:
             ends = torch.tensor([len(one) for one in ones.values()], device=W.device).cumsum(0)
             places = ends[[t in old.loose for t in trusted]] - 1  # a basis has its own last
             held |= {"CB": W @ B, "loose": B[..., places], "places": places}
-        elif len(bases) > 1:  # what else S has gets a gradient too, but does not learn
+        elif len(bases) > 1:
             held["diagonal"] = torch.block_diag(*(one.outer(one) for one in ones.values()))
         return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
 
     def learning(self, each: Protected, W: Tensor, S: Tensor, held: Kept) -> Tensor:
-        if each.bendable:
-            return effective_weight(W, [held["B"]], [S])
+        if "CB" not in held:
+            return effective_weight(W, [held["B"]], [masked(S, held)])
         trusted = literal.Trusted(*(held[key] for key in ("B", "CB", "loose", "places")))
         return literal.scaled(W, S, trusted, _widths(held))
 
@@ -188,6 +190,11 @@ class LiteralForm(Form):
     def effective(self, W: Tensor, kept: Kept, old: Directions, trusted: list[int]) -> Tensor:
         bases = [old.basis(t) for t in trusted]
         return effective_weight(W, bases, numbered(kept, "S"))
+
+
+def masked(S: Tensor, held: Kept) -> Tensor:
+    """S with nothing beside the S_j, also where somebody has moved it."""
+    return S * held["diagonal"] if "diagonal" in held else S
 
 
 def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:

@@ -27,13 +27,13 @@ from .layerwise import Along, between, several
 from .loss import cross_entropy
 from .protected import Directions, Protected
 from .quirks import strongest_unprotected
-from .scaling_forms import Form, LiteralForm, NativeForm, Parts
+from .scaling_forms import Form, LiteralForm, NativeForm, Parts, masked
 
 if TYPE_CHECKING:
     from ..engine.context import Context
 
 Selected = dict[str, list[int]]
-STEPPING = ("loss", "step", "along", "weights_for")
+STEPPING = ("loss", "step", "drifted", "along", "early", "ahead", "shared", "weights_for")
 OWN = "Q "  # begins the names of the scalings among the parameters
 BESIDE = "beside "  # and of what moves beside a layer's weight in a stack
 
@@ -117,8 +117,14 @@ class TRGPMethod(GPMMethod):
     @cached_property
     def scaling(self) -> Form:
         """Native unless some B_j leaves span(M): then W B_j drifts and must be computed anew."""
-        literal = self.form == "literal" or self.strongest_unprotected
-        return (LiteralForm if literal else NativeForm)(self.scale_rate)
+        if self.form == "literal" or self.strongest_unprotected:
+            return LiteralForm(self.scale_rate, self.own_steps)
+        return NativeForm(self.scale_rate)
+
+    @property
+    def own_steps(self) -> bool:
+        """Whether no subclass takes other steps than these."""
+        return all(getattr(type(self), name) is getattr(TRGPMethod, name) for name in STEPPING)
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         """Choose the trust region by the first gradient, and start from Q = I."""
@@ -217,16 +223,19 @@ class TRGPMethod(GPMMethod):
         plain = dict(params)
         for name, each in self.layers.items():
             if OWN + name in params and each.bendable:
-                B = tensors(level(state, "task", name))["B"]
+                held = tensors(level(state, "task", name))
                 module = each.names[0].removesuffix(".weight")
-                bent |= {f"{BENT}{module}/B": B[0], f"{BENT}{module}/S": plain.pop(OWN + name)[0]}
+                S = masked(plain.pop(OWN + name), held)
+                bent |= {f"{BENT}{module}/B": held["B"][0], f"{BENT}{module}/S": S[0]}
         weights = {**self.weights_for(plain, state, batch.task), **bent}
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
     def stackable(self) -> bool:
-        """In the literal form a stack has no Q that somebody else's loss or step could look at."""
-        own = all(getattr(type(self), name) is getattr(TRGPMethod, name) for name in STEPPING)
-        return super().stackable() and (own or isinstance(self.scaling, NativeForm))
+        """In the literal form a stack has no Q that somebody else's loss or step could look at, and
+        its effective weight needs the digits of what moves beside it."""
+        if not super().stackable() or isinstance(self.scaling, NativeForm):
+            return super().stackable()
+        return self.own_steps and all(each.direct for each in self.layers.values())
 
     def layer_padded(self, name: str, state: State) -> State:
         """As if a layer that may trust somebody trusted as many tasks as it may."""
@@ -269,22 +278,12 @@ class TRGPMethod(GPMMethod):
     ) -> tuple[dict[str, Tensor], State]:
         """GPM's step; the scalings have a rate of their own."""
         drifted = self.drifted(params, grads, state, lr)
-        own = self.learnt(grads, state)
+        own = {name: g for name, g in grads.items() if name.startswith(OWN)}
         others = {n: g for n, g in grads.items() if n not in own and n not in drifted}
         new, moved = super().step(params, others, state, batch, lr)
         if own:
             new = sgd(new, own, lr if self.scale_rate == 1 else lr * self.scale_rate)
         return {**new, **drifted}, moved
-
-    def learnt(self, grads: Grads, state: State) -> dict[str, Tensor]:
-        """The gradients of all S_j, nothing beside them."""
-        own: dict[str, Tensor] = {}
-        for name in self.layers:
-            gradient = grads.get(OWN + name)
-            if isinstance(gradient, Tensor):
-                diagonal = tensors(level(state, "task", name)).get("diagonal")
-                own[OWN + name] = gradient if diagonal is None else gradient * diagonal
-        return own
 
     def drifted(self, params: Params, grads: Grads, state: State, lr: Rate) -> dict[str, Tensor]:
         """What becomes of the layers that a stack keeps in the literal form."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..engine.config import defaults
 from ..files import write_text
 from .check import checked
 from .result import Result, Results
@@ -119,11 +120,12 @@ def find(out: str | os.PathLike[str]) -> Found:
 def alike(one: Result, other: Result) -> bool:
     """Whether two results are of one configuration, whatever their seeds.
 
-    One may be too old to name a setting of the other: such a setting does nothing by default, and
-    where it is another it is among the changes.
+    One may be too old to name a setting of the other, which is then at its default.
     """
-    common = one.config.keys() & other.config.keys()
-    return _kind(one) == _kind(other) and all(one.config[k] == other.config[k] for k in common)
+    if _kind(one) != _kind(other):
+        return False
+    plain = defaults(one.benchmark, one.method)
+    return {**plain, **one.config} == {**plain, **other.config}
 
 
 def _kind(run: Result) -> tuple[Any, ...]:
