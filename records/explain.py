@@ -19,7 +19,6 @@ import trgp
 from trgp.benchmarks import entry
 from trgp.engine.sweep import Place, carry_out, plan
 from trgp.results.result import Result
-from trgp.sweeps import Cell
 
 
 def fixed_alpha(lr: tuple[float, ...], *values: float) -> list[Grid]:
@@ -48,7 +47,10 @@ EXPERIMENTS = {
                 {"lr": (0.01,), "alpha": (1.0,), "alpha_end": (0.001,)},
                 *fixed_alpha((0.01,), 1e2, 1e4, 1e6),
             ],
-            "ewc": {"lr": (0.03,), "strength": (500.0, 1500.0, 5000.0)},
+            "ewc": [
+                {"lr": (0.01,), "strength": (50.0, 500.0)},
+                {"lr": (0.03,), "strength": (500.0, 1500.0, 5000.0)},
+            ],
         },
         seeds=(100,),
         epochs=3,
@@ -56,10 +58,8 @@ EXPERIMENTS = {
 }
 
 
-def figures(setting: Setting, results: dict[Cell, Result]) -> dict[str, Any]:
+def figures(setting: Setting, run: Result | None) -> dict[str, Any]:
     """A setting and what came of it: nothing, where it diverged."""
-    (cell,) = setting.cells
-    run = results.get(cell)
     found = (None, None, None) if run is None else (run.acc, run.bwt, run.mean_diagonal)
     rounded = [None if value is None else round(value, 5) for value in found]
     names = ("acc", "bwt", "a_ii")
@@ -100,9 +100,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="of the JSON")
     args = parser.parse_args()
     search = EXPERIMENTS[args.benchmark]
-    wanted = list(settings(search, search.grids))
+    # One cell a setting, by itself: another that is made of it is another.
+    wanted = [(setting, *setting.cells) for setting in settings(search, search.grids)]
     place = Place(args.device, args.runs, args.data_root)
-    planned = plan([cell for setting in wanted for cell in setting.cells], place)
+    planned = plan([cell for _, cell in wanted], place)
     for sentence in dict.fromkeys(planned.lacking.values()):
         raise SystemExit(sentence)
     results = dict(planned.finished)
@@ -116,7 +117,7 @@ def main() -> None:
         told = f"ACC {ended.result.acc:.4f}" if ended.result else "diverged"
         print(f"{k}/{left} {ended.cell}: {told}", flush=True)
     path = args.out / f"explain-{args.benchmark}.json"
-    path.write_text(as_text(search, [figures(setting, results) for setting in wanted]))
+    path.write_text(as_text(search, [figures(s, results.get(cell)) for s, cell in wanted]))
 
 
 if __name__ == "__main__":

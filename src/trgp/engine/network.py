@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -91,27 +91,26 @@ class Network:
             for handle in handles:
                 handle.remove()
 
-    @contextmanager
-    def rounding(self) -> Iterator[None]:
+    def rounding(self) -> AbstractContextManager[None]:
         """While this is open, passes forward and backward are rounded as was chosen."""
-        if self._precision == "tf32":
-            with _matmul_precision("high"):
-                yield
-        elif self._precision == "bfloat16":
-            # Without its cache of rounded weights, which a captured graph would outlive.
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-                yield
-        else:
-            yield
+        return self._rounded(True)
+
+    def exact(self) -> AbstractContextManager[None]:
+        """While this is open, also inside of `rounding`, nothing is rounded."""
+        return self._rounded(False)
 
     @contextmanager
-    def exact(self) -> Iterator[None]:
-        """While this is open, also inside of `rounding`, nothing is rounded."""
+    def _rounded(self, on: bool) -> Iterator[None]:
         if self._precision == "tf32":
-            with _matmul_precision("highest"):
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high" if on else "highest")
+            try:
                 yield
+            finally:
+                torch.set_float32_matmul_precision(before)
         elif self._precision == "bfloat16":
-            with torch.autocast(self.device.type, enabled=False):
+            # Without its cache of rounded weights, which a captured graph would outlive.
+            with torch.autocast(self.device.type, torch.bfloat16, on, cache_enabled=False):
                 yield
         else:
             yield
@@ -191,16 +190,6 @@ def _bend(
     x, *rest = args
     B, S = pair["B"], pair["S"]
     return x + F.linear(F.linear(F.linear(x, B.mT), S), B), *rest
-
-
-@contextmanager
-def _matmul_precision(kind: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(kind)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _random_state(device: torch.device) -> Tensor:
