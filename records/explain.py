@@ -101,7 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     search = EXPERIMENTS[args.benchmark]
     # One cell a setting, by itself: another that is made of it is another.
-    wanted = [(setting, *setting.cells) for setting in settings(search, search.grids)]
+    wanted = [(setting, setting.cells[0]) for setting in settings(search, search.grids)]
     place = Place(args.device, args.runs, args.data_root)
     planned = plan([cell for _, cell in wanted], place)
     for sentence in dict.fromkeys(planned.lacking.values()):
