@@ -32,7 +32,7 @@ class Form(ABC):
     ) -> Parts:
         """What it learns with, at Q = I."""
 
-    def learning(self, each: Protected, W: Tensor, S: Tensor, held: Kept) -> Tensor:
+    def learning(self, W: Tensor, S: Tensor, held: Kept) -> Tensor:
         """W_eff of the task that is learnt, where it is made from W and a tensor of its own."""
         return W
 
@@ -146,7 +146,7 @@ class LiteralForm(Form):
             held["diagonal"] = torch.block_diag(*(one.outer(one) for one in ones.values()))
         return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
 
-    def learning(self, each: Protected, W: Tensor, S: Tensor, held: Kept) -> Tensor:
+    def learning(self, W: Tensor, S: Tensor, held: Kept) -> Tensor:
         if "CB" not in held:
             return effective_weight(W, [held["B"]], [masked(S, held)])
         trusted = literal.Trusted(*(held[key] for key in ("B", "CB", "loose", "places")))

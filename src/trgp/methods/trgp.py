@@ -233,9 +233,10 @@ class TRGPMethod(GPMMethod):
     def stackable(self) -> bool:
         """In the literal form a stack has no Q that somebody else's loss or step could look at, and
         its effective weight needs the digits of what moves beside it."""
-        if not super().stackable() or isinstance(self.scaling, NativeForm):
-            return super().stackable()
-        return self.own_steps and all(each.direct for each in self.layers.values())
+        if not super().stackable():
+            return False
+        apart = self.own_steps and all(each.direct for each in self.layers.values())
+        return apart or isinstance(self.scaling, NativeForm)
 
     def layer_padded(self, name: str, state: State) -> State:
         """As if a layer that may trust somebody trusted as many tasks as it may."""
@@ -372,7 +373,7 @@ class TRGPMethod(GPMMethod):
                 weights |= each.unpack(W, params)
             elif not kept and OWN + name in params:
                 held = tensors(level(state, "task", name))
-                W = self.scaling.learning(each, each.joined(params), params[OWN + name], held)
+                W = self.scaling.learning(each.joined(params), params[OWN + name], held)
                 weights |= each.unpack(W, params)
         return {n: w for n, w in weights.items() if not n.startswith((OWN, BESIDE))}
 
