@@ -209,21 +209,29 @@ def scored(
     """Mean validation ACC and BWT of every setting, None where a seed diverged or did before."""
     runs = [(setting, setting.cells) for setting in wanted]
     tried = [cells for s, cells in runs if json.loads(json.dumps(s.values)) not in out]
-    planned = plan([cell for cells in tried for cell in cells], place)
-    for sentence in dict.fromkeys(planned.lacking.values()):
-        raise SystemExit(sentence)
-    results = dict(planned.finished)
-    left = len(planned.left)
-    for k, ended in enumerate(carry_out(planned, place, jobs, lambda cell: "records/choose.py"), 1):
-        if ended.result is not None:
-            results[ended.cell] = ended.result
-        elif "diverged" not in ended.failure:
-            raise SystemExit(f"{ended.cell} failed: {ended.failure}")
-        print(f"{k}/{left}", ended.cell, ended.result.acc if ended.result else "diverged")
+    every = [cell for cells in tried for cell in cells]
+    results = learnt(every, place, jobs, "records/choose.py")
     return [
         {"method": s.method, **s.values, **_means([results.get(cell) for cell in cells])}
         for s, cells in runs
     ]
+
+
+def learnt(cells: Sequence[Cell], place: Place, jobs: int, command: str) -> dict[Cell, Result]:
+    """The results of those that do not diverge, whatever else goes wrong being the end of it."""
+    planned = plan(cells, place)
+    for sentence in dict.fromkeys(planned.lacking.values()):
+        raise SystemExit(sentence)
+    results = dict(planned.finished)
+    left = len(planned.left)
+    for k, ended in enumerate(carry_out(planned, place, jobs, lambda cell: command), 1):
+        if ended.result is not None:
+            results[ended.cell] = ended.result
+        elif "diverged" not in ended.failure:
+            raise SystemExit(f"{ended.cell} failed: {ended.failure}")
+        told = ended.result.acc if ended.result else "diverged"
+        print(f"{k}/{left}", ended.cell, told, flush=True)
+    return results
 
 
 def diverged(path: Path, search: Search, method: str) -> list[dict[str, Any]]:

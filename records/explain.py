@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from choose import Grid, Search, Setting, settings
+from choose import Grid, Search, Setting, learnt, settings
 
 import trgp
 from trgp.benchmarks import entry
-from trgp.engine.sweep import Place, carry_out, plan
+from trgp.engine.sweep import Place
+from trgp.files import write_text
 from trgp.results.result import Result
 
 
@@ -95,29 +96,21 @@ def main() -> None:
     parser.add_argument("benchmark", choices=EXPERIMENTS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--runs", type=Path, default=Path("runs/explain"), help="of the runs")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/explain"), help="folder of the runs"
+    )
     parser.add_argument("--data-root", type=Path, help="folder of the image sets")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="of the JSON")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent, help="folder of the JSON"
+    )
     args = parser.parse_args()
     search = EXPERIMENTS[args.benchmark]
     # One cell a setting, by itself: another that is made of it is another.
     wanted = [(setting, setting.cells[0]) for setting in settings(search, search.grids)]
     place = Place(args.device, args.runs, args.data_root)
-    planned = plan([cell for _, cell in wanted], place)
-    for sentence in dict.fromkeys(planned.lacking.values()):
-        raise SystemExit(sentence)
-    results = dict(planned.finished)
-    left = len(planned.left)
-    command = "records/explain.py"
-    for k, ended in enumerate(carry_out(planned, place, args.jobs, lambda cell: command), 1):
-        if ended.result is not None:
-            results[ended.cell] = ended.result
-        elif "diverged" not in ended.failure:
-            raise SystemExit(f"{ended.cell} failed: {ended.failure}")
-        told = f"ACC {ended.result.acc:.4f}" if ended.result else "diverged"
-        print(f"{k}/{left} {ended.cell}: {told}", flush=True)
-    path = args.out / f"explain-{args.benchmark}.json"
-    path.write_text(as_text(search, [figures(s, results.get(cell)) for s, cell in wanted]))
+    results = learnt([cell for _, cell in wanted], place, args.jobs, "records/explain.py")
+    told = as_text(search, [figures(setting, results.get(cell)) for setting, cell in wanted])
+    write_text(args.out / f"explain-{args.benchmark}.json", told)
 
 
 if __name__ == "__main__":

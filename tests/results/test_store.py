@@ -430,6 +430,16 @@ def test_a_result_that_is_too_old_to_name_a_setting_is_not_kept_apart(
     assert [len(results) for results in find_in([*map(str, apart)]).results] == [2]
 
 
+def test_results_of_a_method_that_is_not_at_hand_are_found(tmp_path: Path) -> None:
+    """Its defaults are not asked for: whoever looks at results need not have its module."""
+    own = [a_result(seed, method="nowhere.to_be:Found") for seed in (0, 1)]
+    for run in own:
+        stored(tmp_path, run)
+    assert find(tmp_path) == Found([Results(tuple(own))], [])
+    stored(tmp_path, a_result(2, method="nowhere.to_be:Found", config={"lr": 0.01}))
+    assert [len(results) for results in find(tmp_path).results] == [2]
+
+
 def test_thousands_are_found_and_broken_ones_are_told(tmp_path: Path) -> None:
     """3000 runs of ten tasks: 15 methods, 20 configurations each, ten seeds."""
     broken = set()

@@ -12,7 +12,7 @@ from ..data import Tensors
 from ..draws import order
 from ..methods.base import Batch
 
-FETCHED = 1024  # samples, at most
+FETCHED = 1 << 21  # numbers at once, at most, but for a batch by itself
 
 
 class Part(NamedTuple):
@@ -79,7 +79,8 @@ def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator
     device = parts[0].samples.y.device
     if device.type == "cuda":  # or this would wait for all that is queued
         rows = rows.pin_memory().to(device, non_blocking=True)
-    many = max(1, FETCHED // rows.shape[1]) if len(parts) == 1 else 1
+    numbers = rows.shape[1] * parts[0].samples.x.shape[1:].numel()
+    many = max(1, FETCHED // max(1, numbers)) if len(parts) == 1 else 1
     for start in range(0, len(rows), many):
         some = found[start : start + many]
         part, lengths = parts[some[0].part], [cut.length for cut in some]

@@ -132,11 +132,13 @@ class Config:
 def defaults(benchmark: str, method: str) -> Mapping[str, Any]:
     """By name, as results hold them, the values of settings that need not be given.
 
-    None of what is not at hand: a user's own method, or one of another version.
+    None of a user's own method, whose module need not be at hand, or of what another version has.
     """
+    if ":" in method:
+        return {}
     try:
         return _defaults(Training, methods.find(method), benchmarks.entry(benchmark).options)
-    except (ValueError, ImportError):
+    except ValueError:
         return {}
 
 

@@ -32,10 +32,6 @@ class Form(ABC):
     ) -> Parts:
         """What it learns with, at Q = I."""
 
-    def learning(self, W: Tensor, S: Tensor, held: Kept) -> Tensor:
-        """W_eff of the task that is learnt, where it is made from W and a tensor of its own."""
-        return W
-
     @abstractmethod
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
         """The constants of a stack, in the shapes of a layer that trusts K tasks."""
@@ -147,6 +143,7 @@ class LiteralForm(Form):
         return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
 
     def learning(self, W: Tensor, S: Tensor, held: Kept) -> Tensor:
+        """W_eff of the task that is learnt."""
         if "CB" not in held:
             return effective_weight(W, [held["B"]], [masked(S, held)])
         trusted = literal.Trusted(*(held[key] for key in ("B", "CB", "loose", "places")))

@@ -372,6 +372,7 @@ class TRGPMethod(GPMMethod):
                 W = self.scaling.effective(each.pack(params), tensors(level(kept, name)), *scaled)
                 weights |= each.unpack(W, params)
             elif not kept and OWN + name in params:
+                assert isinstance(self.scaling, LiteralForm)  # nobody else has any
                 held = tensors(level(state, "task", name))
                 W = self.scaling.learning(each.joined(params), params[OWN + name], held)
                 weights |= each.unpack(W, params)
