@@ -46,8 +46,8 @@ def write_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Write the tensors, and what is said about them as JSON."""
-    # Cloned, because tied weights are one tensor under two names, which the format refuses.
-    held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    # Copied, because tied weights are one tensor under two names, which the format refuses.
+    held = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     text = json.dumps(meta)
     with whole(path) as draft:
         try:

@@ -30,6 +30,15 @@ class Cut(NamedTuple):
     length: int
 
 
+class Fetched(NamedTuple):
+    """The samples of some batches of a part, after each other."""
+
+    part: Part
+    lengths: list[int]
+    x: Tensor
+    y: Tensor
+
+
 def cuts(n: int, size: int) -> list[slice]:
     """0 to n in pieces of a size; a last piece of one, where they are larger, joins that before.
 
@@ -70,10 +79,16 @@ def rows_of(parts: Sequence[Part], size: int, *key: int | str) -> tuple[tuple[Cu
 
 
 def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
-    """The same as batches.
+    """The same as batches."""
+    for part, lengths, x, y in fetched(parts, size, *key):
+        for own_x, own_y in zip(x.split(lengths), y.split(lengths), strict=True):
+            yield Batch(own_x, own_y, part.task, part.head)
 
-    Of one part, those of many samples are fetched at once: a batch by itself takes a GPU less time
-    than Python takes to ask for it.
+
+def fetched(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Fetched]:
+    """The same, several batches of one part at once.
+
+    A batch by itself takes a GPU less time than Python takes to ask for it.
     """
     found, rows = rows_of(parts, size, *key)
     device = parts[0].samples.y.device
@@ -86,8 +101,7 @@ def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator
         part, lengths = parts[some[0].part], [cut.length for cut in some]
         each = zip(rows[start : start + many].unbind(), lengths, strict=True)
         x, y = part.samples.batch(torch.cat([row[:length] for row, length in each]))
-        for own_x, own_y in zip(x.split(lengths), y.split(lengths), strict=True):
-            yield Batch(own_x, own_y, part.task, part.head)
+        yield Fetched(part, lengths, x, y)
 
 
 def joined(parts: Sequence[Part]) -> Part:

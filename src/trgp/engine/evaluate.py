@@ -1,13 +1,14 @@
 """Loss and accuracy on samples that are not learnt."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..methods.base import Params
-from .batches import Part, epoch_batches
+from .batches import Part, epoch_batches, fetched
 from .network import Network
 from .replay import Replay
 
@@ -20,7 +21,8 @@ class Evaluation:
         self._captured = captured
         self._replay = Replay(network.device)
         self._weights: dict[tuple[str, torch.Size], Tensor] = {}
-        self._batches: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        self._samples: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._place = torch.zeros(1, dtype=torch.long, device=network.device)
         self._totals = torch.zeros(2, dtype=torch.float64, device=network.device)
 
     @torch.no_grad()
@@ -37,11 +39,11 @@ class Evaluation:
             weights = self._held(weights)
         self._totals.zero_()
         for k in range(passes):
+            if self._captured:
+                self._replayed(weights, part, size, *key, part.task, k)
+                continue
             for batch in epoch_batches([part], size, *key, part.task, k):
-                if self._captured:
-                    self._replayed(weights, batch.x, batch.y, batch.head)
-                else:
-                    self._add(weights, batch.x, batch.y, batch.head)
+                self._add(weights, batch.x, batch.y, batch.head)
         return self._totals / (passes * len(part.samples))
 
     def _add(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
@@ -61,20 +63,34 @@ class Evaluation:
         torch._foreach_copy_(list(held.values()), list(weights.values()))
         return held
 
-    def _replayed(self, weights: Params, x: Tensor, y: Tensor, head: int) -> None:
-        if x.shape not in self._batches:
-            self._batches[x.shape] = x.clone(), y.clone()
-        held = self._batches[x.shape]
-        kind = (head, x.shape, frozenset((n, w.shape) for n, w in weights.items()))
-        if kind not in self._replay:
-            before = self._totals.clone()
-            # A view, so that a network that reshapes its input in place leaves this as it is.
-            self._replay.prepare(
-                kind, lambda: self._add(weights, held[0].detach(), held[1], head), coming=1
-            )
-            self._totals.copy_(before)
-        torch._foreach_copy_(list(held), [x, y])
-        self._replay(kind)
+    def _replayed(self, weights: Params, part: Part, size: int, *key: int | str) -> None:
+        """Batch by batch from samples that lie where the graphs know, each where one has ended."""
+        shapes = frozenset((name, tensor.shape) for name, tensor in weights.items())
+        for _, lengths, x, y in fetched([part], size, *key):
+            held = self._room(x, y)
+            torch._foreach_copy_([t[: len(y)] for t in held], [x, y])
+            self._place.zero_()
+            for length in lengths:
+                kind = (length, part.head, held[0].shape, held[0].dtype, shapes)
+                if kind not in self._replay:
+                    before = self._totals.clone(), self._place.clone()
+                    body = partial(self._next, weights, held, length, part.head)
+                    self._replay.prepare(kind, body, coming=1)
+                    torch._foreach_copy_([self._totals, self._place], list(before))
+                self._replay(kind)
+
+    def _room(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Where samples like these are put: as many as have ever come at once."""
+        key = x.shape[1:], x.dtype
+        if key not in self._samples or len(self._samples[key][1]) < len(y):
+            self._samples[key] = torch.empty_like(x), torch.empty_like(y)
+        return self._samples[key]
+
+    def _next(self, weights: Params, held: tuple[Tensor, Tensor], length: int, head: int) -> None:
+        places = self._place + torch.arange(length, device=self._place.device)
+        x, y = (tensor.index_select(0, places) for tensor in held)
+        self._add(weights, x, y, head)
+        self._place += length
 
 
 def mean(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

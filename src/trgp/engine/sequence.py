@@ -24,6 +24,7 @@ from .machine import finish, peak_memory
 from .schedule import Schedule
 from .train import Epoch, Trained, Work, diverged
 
+TURN = 256  # batches to evaluate on that are queued in one turn, about what training's take
 Turns = Generator[Work | None, Trained | None, None]
 
 
@@ -208,16 +209,20 @@ class Sequencer:
             position.params, position.state = self.method.end_task(self._context(position))
             finish(self.network.device)
         count = len(self._test)
-        with self._alone(position, "evaluation"):
-            if self._joint:
-                record.accuracy_matrix = [[None] * count for _ in range(count - 1)]
-            seen = count if self._joint or self._training.evaluate_unseen else task + 1
-            scores = [
-                self._score(self.method.weights_for(position.params, position.state, j), j)
-                for j in range(seen)
-            ]
-        with self._shared(position, "evaluation"):
-            yield None
+        if self._joint:
+            record.accuracy_matrix = [[None] * count for _ in range(count - 1)]
+        seen = count if self._joint or self._training.evaluate_unseen else task + 1
+        scores = []
+        queued = 0  # samples
+        for j in range(seen):
+            with self._alone(position, "evaluation"):
+                weights = self.method.weights_for(position.params, position.state, j)
+                scores.append(self._score(weights, j))
+            queued += self._training.test_passes * len(self._test[j].samples)
+            if queued >= TURN * self._training.test_batch or j + 1 == seen:
+                with self._shared(position, "evaluation"):
+                    yield None
+                queued = 0
         with self._alone(position, "evaluation"):
             row: list[float | None] = torch.stack(scores)[:, 1].tolist()
         row += [None] * (count - seen)
