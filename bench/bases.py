@@ -50,14 +50,8 @@ def by_gram(case: Case) -> tuple[Tensor, Tensor]:
     capture = GramCapture([case.layer])
     capture(case.layer, case.site, case.x)
     gram = capture.grams[case.layer.name]
-    found = extend(
-        case.old.M,
-        torch.tensor([case.old.M.shape[2]]),
-        gram.A,
-        columns=gram.columns,
-        eps=gram.eps,
-        threshold=THRESHOLD,
-    )
+    ranks = torch.tensor([case.old.M.shape[2]])
+    found = extend(case.old.M, ranks, gram, threshold=THRESHOLD)
     return found.M[0], found.mask[0]
 
 

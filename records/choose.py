@@ -27,7 +27,7 @@ from trgp.engine.config import configure
 from trgp.engine.machine import resolve
 from trgp.engine.pool import cores
 from trgp.engine.sweep import Place, carry_out, plan
-from trgp.methods import METHODS
+from trgp.methods import find
 from trgp.results.result import Result
 from trgp.sweeps import Cell
 
@@ -195,7 +195,7 @@ SEARCHES = {
 def settings(search: Search, methods: Iterable[str]) -> Iterator[Setting]:
     """Every setting of the methods, but of none that the benchmark's one head rules out."""
     for method in methods:
-        if METHODS[method].about.several_heads and not entry(search.benchmark).separate_heads:
+        if find(method).about.several_heads and not entry(search.benchmark).separate_heads:
             continue
         grids = search.grids[method]
         for grid in [grids] if isinstance(grids, Mapping) else grids:

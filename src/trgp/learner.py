@@ -199,9 +199,7 @@ class GPM:
             name: extend(
                 self._memory[name].M,
                 self._memory[name].ranks,
-                gram.A,
-                columns=gram.columns,
-                eps=gram.eps,
+                gram,
                 threshold=opened.thresholds[name],
                 pooled=self.pooled,
             )

@@ -84,6 +84,23 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.columns == whole.columns == 9 * 25
 
 
+def test_few_columns_are_held_and_half_as_many_as_rows_no_longer() -> None:
+    gram = Gram(torch.zeros(1, 9, 9, dtype=torch.float64))
+    assert gram.inputs is None
+    X = randn(1, 5, 9)
+    for k in range(4):
+        gram.add(X[:, k : k + 1])
+        assert gram.inputs is not None
+        assert torch.equal(gram.inputs, X[:, : k + 1].mT)
+        assert_close(gram.A, gram.inputs @ gram.inputs.mT)
+    gram.add(X[:, 4:])
+    assert gram.inputs is None
+    assert not gram.few
+    gram.add(X[:, :0])
+    assert gram.inputs is None
+    assert_close(gram.A, X.mT @ X)
+
+
 def test_the_representation_matrix_is_never_held() -> None:
     """What a capture holds does not grow with the number of samples."""
     model = mlp(6, 6, 6)

@@ -32,19 +32,14 @@ def after(
     threshold: float,
     *,
     pooled: bool = True,
-    columns: int | None = None,
     eps: float = EPS,
+    known: bool = True,
 ) -> Extension:
-    """The memory extended by a task with inputs R (g, n, N)."""
-    return extend(
-        before.M,
-        before.ranks,
-        (R @ R.mT).double(),
-        columns=R.shape[2] if columns is None else columns,
-        eps=eps,
-        threshold=threshold,
-        pooled=pooled,
-    )
+    """The memory extended by a task with inputs R (g, n, N), if they are known, else by A alone."""
+    n, count = R.shape[1:]
+    few = [R.double()] if known and 0 < 2 * count < n else []
+    gram = Gram((R @ R.mT).double(), count, eps, few)
+    return extend(before.M, before.ranks, gram, threshold=threshold, pooled=pooled)
 
 
 def reference(M: Tensor, R: Tensor, threshold: float, pooled: bool) -> tuple[Tensor, list[bool]]:
@@ -176,15 +171,7 @@ def test_rank_five_stays_five(dtype: torch.dtype, samples: int, pooled: bool, wi
         x = 10.0 ** (task - 3) * torch.randn(samples, 5, dtype=dtype) @ directions
         for part in x.split(5):
             gram.add(part[None])
-        memory = extend(
-            memory.M,
-            memory.ranks,
-            gram.A,
-            columns=gram.columns,
-            eps=gram.eps,
-            threshold=1.0,
-            pooled=pooled,
-        )
+        memory = extend(memory.M, memory.ranks, gram, threshold=1.0, pooled=pooled)
         assert memory.ranks.tolist() == [5]
         assert memory.mask.tolist() == [[True] * 5]
 
@@ -235,12 +222,12 @@ def test_an_old_direction_that_a_task_does_not_use_is_not_in_its_basis() -> None
 @pytest.mark.parametrize("threshold", [0.9, 0.999999, 1.0])
 @pytest.mark.parametrize("spread", [1, 3, 6])
 def test_few_columns_give_what_all_eigenvectors_give(threshold: float, spread: int) -> None:
-    """The range finder against the whole eigenproblem, with singular values over decades."""
+    """R'R against the whole eigenproblem, with singular values over decades."""
     n, memory, direct = 60, empty(2, 60), empty(2, 60)
     for N in (1, 5, 20, 29):
         R = torch.linalg.qr(randn(2, n, N)).Q * torch.logspace(0, -spread, N).double()
         R = R @ torch.linalg.qr(randn(2, N, N)).Q
-        memory, direct = after(memory, R, threshold), after(direct, R, threshold, columns=n)
+        memory, direct = after(memory, R, threshold), after(direct, R, threshold, known=False)
         assert memory.ranks.tolist() == direct.ranks.tolist()
         assert torch.equal(memory.mask, direct.mask)
         # A Gram matrix resolves directions to eps * lambda_max / lambda.

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,17 +20,29 @@ SLICE = 1 << 24
 
 @dataclass
 class Gram:
-    """A = R R' of a layer's inputs R, summed in float64 and never holding R itself."""
+    """A = R R' of a layer's inputs R, summed in float64.
+
+    R itself is held only as long as it has fewer columns than half its rows: then R'R is the
+    smaller matrix to decompose.
+    """
 
     A: Tensor  # (g, n, n)
     columns: int = 0  # how many columns of R have been seen
     eps: float = 0.0  # rounding of the activations: what a numerical zero is measured by
+    few: list[Tensor] = field(default_factory=list)  # the columns (g, n, k), batch by batch
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """R (g, n, N), where it has few columns."""
+        return torch.cat(self.few, 2) if self.few else None
 
     def add(self, columns: Tensor) -> None:
         """Add the columns (g, N, n) of a batch."""
         X = columns.to(self.A.dtype)
         self.A += X.mT @ X
         self.columns += X.shape[1]
+        few = 0 < 2 * self.columns < self.A.shape[1]
+        self.few = [*self.few, X.mT] if few else []
         # Half precision counts as float32: n * eps would otherwise exceed the largest eigenvalue.
         dtype = torch.promote_types(columns.dtype, torch.float32)
         self.eps = max(self.eps, torch.finfo(dtype).eps)

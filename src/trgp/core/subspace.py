@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .capture import Gram
 from .decompositions import eigh, qr
 from .precision import full_precision
 
@@ -80,27 +81,22 @@ class Extension:
 
 
 def extend(
-    M: Tensor,
-    ranks: Tensor,
-    A: Tensor,
-    *,
-    columns: int,
-    eps: float,
-    threshold: float,
-    pooled: bool = True,
+    M: Tensor, ranks: Tensor, gram: Gram, *, threshold: float, pooled: bool = True
 ) -> Extension:
     """The shortest choice of old and new directions that holds `threshold` of A's energy.
 
     With `pooled`, old and new directions compete by the energy they hold (TRGP); without, every old
-    direction counts before any new one (GPM). `columns` is how many inputs A sums over: its rank is
-    no higher. Energies below n * eps * lambda_max count as zero.
+    direction counts before any new one (GPM). Energies below n * eps * lambda_max count as zero.
     """
+    A = gram.A
     M64 = M.to(A.dtype)
     n, m = M.shape[1:]
     energy = A.diagonal(dim1=1, dim2=2).sum(1)
-    few = 2 * columns < n
-    largest, old, values, vectors = _spectrum_of_few(A, M64, columns) if few else _spectrum(A, M64)
-    zero = n * eps * torch.maximum(largest, values[:, 0])
+    AM = A @ M64
+    old = (M64 * AM).sum(1)
+    R = gram.inputs
+    values, vectors = _outside(A, AM, M64) if R is None else _outside_few(R, M64)
+    zero = n * gram.eps * torch.maximum(_largest_eigenvalue(A), values[:, 0])
     free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
     new = values.where(free & (values > zero[:, None]), 0.0)
 
@@ -175,34 +171,21 @@ def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
     return index, mask.gather(1, index)
 
 
-def _spectrum(A: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """lambda_max of A (g,), the energies of M's columns (g, m), and outside span(M) the eigenvalues
-    (g, k), descending, with their vectors (g, n, k)."""
-    AM = A @ M
+def _outside(A: Tensor, AM: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """The energies that A holds outside span(M), descending (g, k), and their directions."""
     rest = A - AM @ M.mT
     rest = rest - M @ (M.mT @ rest)
     values, vectors = eigh((rest + rest.mT) / 2)
-    return _largest_eigenvalue(A), (M * AM).sum(1), values.flip(1), vectors.flip(2)
+    return values.flip(1), vectors.flip(2)
 
 
-def _spectrum_of_few(A: Tensor, M: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same where A is a sum over few columns, by way of a factor A = F F' as narrow as them.
-
-    As many images A x of random vectors x as there were columns span its range. The draws are
-    fixed: a result must not vary from call to call.
-    """
-    draws = torch.Generator(A.device).manual_seed(0)
-    shape = (A.shape[1], max(1, columns))
-    probe = torch.randn(shape, generator=draws, device=A.device, dtype=A.dtype)
-    span, _ = qr(A @ probe)
-    values, vectors = eigh(span.mT @ (A @ span))
-    F = span @ (vectors * values.clamp_min(0).sqrt().unsqueeze(1))
-    inside = M.mT @ F
-    rest = F - M @ inside
-    left, vectors = eigh(rest.mT @ rest)
-    lengths = left.clamp_min(torch.finfo(A.dtype).tiny).sqrt()
+def _outside_few(R: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of A = R R' where R has few columns, by what is outside of R itself."""
+    rest = R - M @ (M.mT @ R)
+    values, vectors = eigh(rest.mT @ rest)
+    lengths = values.clamp_min(torch.finfo(R.dtype).tiny).sqrt()
     directions = (rest @ vectors) / lengths.unsqueeze(1)
-    return values[:, -1], inside.square().sum(2), left.flip(1), directions.flip(2)
+    return values.flip(1), directions.flip(2)
 
 
 def _largest_eigenvalue(A: Tensor, steps: int = 32) -> Tensor:

@@ -171,15 +171,7 @@ class GPMMethod(Layerwise):
         return Directions(choice.M, choice.ranks)
 
     def choice(self, old: Directions, gram: Gram, threshold: float, task: int) -> Extension:
-        choice = extend(
-            old.M,
-            old.ranks,
-            gram.A,
-            columns=gram.columns,
-            eps=gram.eps,
-            threshold=threshold,
-            pooled=self.pooled,
-        )
+        choice = extend(old.M, old.ranks, gram, threshold=threshold, pooled=self.pooled)
         return one_short(choice) if task == 0 and self.first_task_short else choice
 
     def threshold_of(self, layer: int, task: int) -> float:
