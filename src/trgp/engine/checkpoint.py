@@ -1,14 +1,16 @@
 """A run that can be killed at any moment: what is finished lies on the disk, whole.
 
 `task.safetensors` is of the beginning of a task and holds everything; `epoch.safetensors` is of an
-epoch and holds what epochs change. Both are written as often as takes a fortieth of the time, and
-when the run is interrupted: what was not is learnt again. The second belongs to the first only if
-it names the same task: one left from the task before is ignored.
+epoch and holds what epochs change. Both are written as often as takes a fortieth of the time, on a
+GPU beside it, and when the run is interrupted: what was not is learnt again. The second belongs to
+the first only if it names the same task: one left from the task before is ignored.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from ..methods.base import Params
 from ..tree import State, from_leaves, leaves
 from .errors import RunError
 from .schedule import Schedule
+from .writer import Writer
 
 FORMAT = 4
 SPARE = 39  # of forty parts of the time; one is for writing
@@ -71,6 +74,8 @@ class Checkpoints:
         self._device = device
         self._due = 0.0  # when something is written next
         self._left: dict[Path, Content] = {}  # what is not written yet, a task's beginning first
+        self._going: dict[Path, Content] = {}  # what is being written
+        self._writer = Writer(device)
         for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
             draft.unlink()  # of a writer that was killed
 
@@ -88,18 +93,50 @@ class Checkpoints:
         self._left[self._epoch_file] = self._content(_settled(position), moving)
         self._write(company)
 
+    def begin_to_catch_up(self) -> None:
+        """Begin to write what is not written yet; `catch_up` tells when it is."""
+        self._settle()
+        self._begin(company=1)
+
     def catch_up(self) -> None:
         """Write what is not written yet."""
-        for path in list(self._left):
-            self._save(path, self._left[path])
-            del self._left[path]
+        self.begin_to_catch_up()
+        self._settle()
 
     def _write(self, company: int) -> None:
+        if not self._writer.busy:
+            self._settle()
+            if time.monotonic() >= self._due:
+                self._begin(company)
+
+    def _begin(self, company: int) -> None:
+        if self._left:
+            self._going, self._left = self._left, {}
+            with self._kept():
+                self._writer.start(partial(self._write_all, self._going, company))
+
+    def _settle(self) -> None:
+        """Wait for what is being written."""
+        with self._kept():
+            self._writer.wait()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """What could not be written is left as before, unless there is newer by now."""
+        try:
+            yield
+        except BaseException:
+            if self._task_file not in self._left:
+                self._left = {**self._going, **self._left}
+            raise
+
+    def _write_all(self, contents: dict[Path, Content], company: int) -> None:
         start = time.monotonic()
-        if start >= self._due:
-            self.catch_up()
-            now = time.monotonic()
-            self._due = now + SPARE * company * (now - start)
+        for path in list(contents):
+            self._save(path, contents[path])
+            del contents[path]
+        now = time.monotonic()
+        self._due = now + SPARE * company * (now - start)
 
     def load(self) -> Position | None:
         """Where the run was interrupted, or None where it has not begun."""

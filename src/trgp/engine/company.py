@@ -132,6 +132,8 @@ class Stack:
         self._places = {
             place: Member(each, captured=True, stream=stream) for place, each in sequencers.items()
         }
+        for each in sequencers.values():
+            each.stacked = True
         self._width = width
         self._group: dict[int, Member] = {}
         self._steps: CapturedTask | None = None

@@ -54,6 +54,7 @@ class Sequencer:
         self._captured = captured
         self._evaluation = Evaluation(method.network, captured)
         self._company = 1
+        self.stacked = False  # on other runs
         self.position: Position | None = None  # the end, once that is reached
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
@@ -111,7 +112,7 @@ class Sequencer:
             last = stage + 1 == len(self._stages)
             if last:
                 with self._alone(position, "checkpoints"):
-                    self.save()  # before a result that may find no room
+                    self._checkpoints.begin_to_catch_up()
             yield from self._end(position)
             if not last:
                 position = self._begin(position)
@@ -215,7 +216,7 @@ class Sequencer:
         scores = []
         queued = 0  # samples
         for j in range(seen):
-            with self._alone(position, "evaluation"):
+            with self._turn(position, "evaluation"):
                 weights = self.method.weights_for(position.params, position.state, j)
                 scores.append(self._score(weights, j))
             queued += self._training.test_passes * len(self._test[j].samples)
@@ -227,6 +228,9 @@ class Sequencer:
             row: list[float | None] = torch.stack(scores)[:, 1].tolist()
         row += [None] * (count - seen)
         record.accuracy_matrix.append(row)
+        if position.task + 1 == len(self._stages):
+            with self._alone(position, "checkpoints"):
+                self.save()  # before a result that may find no room
         self._observer(TaskFinished(self._seed, task, row, dict(record.seconds[-1])))
         position.task += 1
 
@@ -258,6 +262,10 @@ class Sequencer:
 
     def _schedule(self) -> Schedule:
         return Schedule(self._training.lr)
+
+    def _turn(self, position: Position, phase: str) -> AbstractContextManager[None]:
+        """Side by side what is queued in a turn is shared; in a stack the others wait for it."""
+        return (self._alone if self.stacked else self._shared)(position, phase)
 
     def _alone(self, position: Position, phase: str) -> AbstractContextManager[None]:
         return self._clock.alone(position.record.seconds[-1], phase)
