@@ -7,15 +7,12 @@ one. Started again with the same --runs it goes on where it was ended.
 
 import argparse
 import json
-import platform
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from choose import Grid, Search, Setting, learnt, settings
 
-import trgp
 from trgp.benchmarks import entry
 from trgp.engine.sweep import Place
 from trgp.files import write_text
@@ -75,8 +72,8 @@ def figures(setting: Setting, run: Result | None) -> dict[str, Any]:
     }
 
 
-def as_text(search: Search, cells: list[dict[str, Any]]) -> str:
-    """As JSON, one line a cell, the best of each method first."""
+def as_text(search: Search, cells: list[dict[str, Any]], runs: Collection[Result]) -> str:
+    """As JSON, one line a cell, the best of each method first; with what the runs ran on."""
     cells = sorted(cells, key=lambda cell: (cell["method"], -(cell["acc"] or 0)))
     head = {
         "benchmark": search.benchmark,
@@ -84,12 +81,8 @@ def as_text(search: Search, cells: list[dict[str, Any]]) -> str:
         "tasks": entry(search.benchmark).tasks,
         "epochs": search.epochs,
         "score_on": "validation",
-        "versions": {
-            "trgp": trgp.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": [dict(each) for each in {tuple(run.versions.items()) for run in runs}],
+        "devices": sorted({run.device for run in runs}),
     }
     lines = ",\n".join(f"  {json.dumps(cell)}" for cell in cells)
     return f'{json.dumps(head, indent=1)[:-2]},\n "cells": [\n{lines}\n ]\n}}\n'
@@ -113,7 +106,8 @@ def main() -> None:
     wanted = [(setting, setting.cells[0]) for setting in settings(search, search.grids)]
     place = Place(args.device, args.runs, args.data_root)
     results = learnt([cell for _, cell in wanted], place, args.jobs, "records/explain.py")
-    told = as_text(search, [figures(setting, results.get(cell)) for setting, cell in wanted])
+    cells = [figures(setting, results.get(cell)) for setting, cell in wanted]
+    told = as_text(search, cells, results.values())
     write_text(args.out / f"explain-{args.benchmark}.json", told)
 
 

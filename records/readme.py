@@ -128,22 +128,26 @@ def _of_records(make: Callable[[list[Results]], str]) -> Callable[[], str]:
     return lambda: make(_found())
 
 
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def _explained(benchmark: str) -> str:
     """What moves the methods that miss their published figures."""
     record = json.loads((RECORDS / f"explain-{benchmark}.json").read_text())
     rows = []
     for cell in record["cells"]:
-        varied = ("lr", "alpha", "alpha_end", "strength")
-        own = [f"{key} {cell[key]:g}" for key in varied if key in cell]
+        told = ("method", "acc", "bwt", "a_ii")
+        own = [f"{key} {_shown(value)}" for key, value in cell.items() if key not in told]
         found = [cell[key] for key in ("acc", "bwt", "a_ii")]
         figures = ["diverged" if value is None else f"{100 * value:.2f}" for value in found]
         rows.append([cell["method"], ", ".join(own), *figures])
     return _table(["method", "setting", "ACC %", "BWT %", "average A\\_ii %"], rows)
 
 
-def _with_more(make: Callable[[list[Results]], str]) -> Callable[[], str]:
-    """Of settings and seeds that no sweep asks for as well."""
-    return lambda: make([*_found(), *find(RECORDS / "more").results])
+def _with(folder: str, make: Callable[[list[Results]], str]) -> Callable[[], str]:
+    """Also of results that no sweep asks for: `more` settings and seeds, whole `jobs` for time."""
+    return lambda: make([*_found(), *find(RECORDS / folder).results])
 
 
 def precision() -> str:
@@ -173,8 +177,9 @@ def precision() -> str:
 TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
 TABLES |= {
-    "samples": _with_more(reproduction.samples),
-    "thresholds": _with_more(reproduction.thresholds),
+    "samples": _with("more", reproduction.samples),
+    "thresholds": _with("more", reproduction.thresholds),
+    "overhead": _with("jobs", reproduction.TABLES["overhead"]),
     "explained_pmnist": lambda: _explained("pmnist"),
     "explained_cifar": lambda: _explained("split-cifar100"),
     "precision": precision,
