@@ -81,7 +81,7 @@ def as_text(search: Search, cells: list[dict[str, Any]], runs: Collection[Result
         "tasks": entry(search.benchmark).tasks,
         "epochs": search.epochs,
         "score_on": "validation",
-        "versions": [dict(each) for each in {tuple(run.versions.items()) for run in runs}],
+        "versions": [dict(each) for each in sorted({tuple(run.versions.items()) for run in runs})],
         "devices": sorted({run.device for run in runs}),
     }
     lines = ",\n".join(f"  {json.dumps(cell)}" for cell in cells)

@@ -101,6 +101,16 @@ def test_few_columns_are_held_and_half_as_many_as_rows_no_longer() -> None:
     assert_close(gram.A, X.mT @ X)
 
 
+def test_what_is_kept_of_few_inputs_is_a_copy() -> None:
+    """A loader may put every batch into the same tensor."""
+    gram = Gram(torch.zeros(1, 9, 9, dtype=torch.float64))
+    buffer, X = torch.empty(1, 1, 9, dtype=torch.float64), randn(1, 3, 9).double()
+    for x in X.split(1, dim=1):
+        gram.add(buffer.copy_(x))
+    assert gram.inputs is not None
+    assert torch.equal(gram.inputs, X.mT)
+
+
 def test_the_representation_matrix_is_never_held() -> None:
     """What a capture holds does not grow with the number of samples."""
     model = mlp(6, 6, 6)

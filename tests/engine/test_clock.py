@@ -202,6 +202,31 @@ def test_the_phases_of_a_company_are_no_more_than_its_time(
     assert sum(task["checkpoints"] for tasks in seconds for task in tasks) >= slept
 
 
+@pytest.mark.parametrize("make", [one_head, Conv], ids=["stacked", "side by side"])
+def test_evaluation_is_shared_where_it_takes_turns(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side the first run evaluates while the others train, in a stack while they wait."""
+    evaluated, slept = Evaluation.__call__, []
+
+    def slowly(self: Evaluation, *given: Any) -> Any:
+        if "test" in given:
+            start = time.perf_counter()
+            time.sleep(0.1)
+            slept.append(time.perf_counter() - start)
+        return evaluated(self, *given)
+
+    monkeypatch.setattr(Evaluation, "__call__", slowly)
+    tasks = some_tasks(1, 4, 4, 4) if make is Conv else some_tasks(1)
+    results = company(tasks, "gpm", tmp_path, make, threshold=0.9)
+    counted = sum(task["evaluation"] for run in results.values() for task in run.seconds)
+    assert len(slept) == 3
+    if make is Conv:  # of the first third a run each, of the second two, of the last all
+        assert counted < 0.85 * sum(slept)
+    else:
+        assert counted >= sum(slept)
+
+
 def test_a_run_that_goes_on_adds_to_its_clocks(tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, EpochFinished) and (event.task, event.epoch) == (1, 2):

@@ -1,17 +1,21 @@
 """Checkpoints that are written beside the run, as on a GPU, are as good as those it waits for."""
 
+import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import files_limited_to, measured_apart, result_files, run_case
+from companies import company
+from small_runs import files_limited_to, measured_apart, result_files, run_case, some_tasks
 
 from trgp.engine import checkpoint, writer
-from trgp.engine.errors import RunError
-from trgp.engine.events import EpochFinished, Event, TaskFinished
+from trgp.engine.errors import Interrupted, RunError
+from trgp.engine.events import EpochFinished, Event, Observer, TaskFinished
 from trgp.engine.writer import Writer
+from trgp.files import read_tensors
 
 CPU = torch.device("cpu")
 LONG = 60  # seconds, after which a test that would wait for ever fails instead
@@ -47,6 +51,25 @@ def test_it_writes_beside_and_one_thing_after_another() -> None:
     mine.wait()
     assert done == [0, 1]
     assert not mine.busy
+
+
+def test_an_interrupt_while_it_is_waited_for_ends_nothing() -> None:
+    gate, done, mine = threading.Event(), [], Writer(CPU)
+
+    def write(k: int) -> None:
+        assert gate.wait(LONG)
+        done.append(k)
+
+    mine.start(lambda: write(0))
+    me = threading.get_ident()
+    threading.Timer(0.2, signal.pthread_kill, (me, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        mine.wait()
+    assert mine.busy
+    gate.set()
+    mine.start(lambda: write(1))
+    mine.wait()
+    assert done == [0, 1]
 
 
 def test_what_goes_wrong_is_told_once() -> None:
@@ -118,6 +141,93 @@ def test_stopped_after_every_epoch_and_task_it_ends_the_same(case: str, tmp_path
     assert measured_apart(found) == whole
     assert len(met) > 6
     assert not list((tmp_path / "parts").glob("**/*.safetensors"))
+
+
+def interrupted_at(task: int, epoch: int, before: Callable[[], object]) -> Observer:
+    """Ctrl-C when an epoch has ended, after something else."""
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.task, event.epoch) == (task, epoch):
+            before()
+            raise KeyboardInterrupt
+
+    return observer
+
+
+def test_what_failed_unseen_before_an_interrupt_is_written_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write goes on until Ctrl-C comes, and then fails."""
+    write, gate, failed = checkpoint.write_tensors, threading.Event(), []
+
+    def once(*given: Any) -> None:
+        if not failed:
+            failed.append(1)
+            assert gate.wait(LONG)
+            raise OSError("no room for a moment")
+        write(*given)
+
+    whole = measured_apart(run_case("gpm", tmp_path / "whole"))
+    monkeypatch.setattr(checkpoint, "write_tensors", once)
+    with pytest.raises(Interrupted, match="every finished epoch is saved"):
+        run_case("gpm", tmp_path / "parts", observer=interrupted_at(0, 3, gate.set))
+    (path,) = tmp_path.glob(f"parts/**/{checkpoint.EPOCH}")
+    assert read_tensors(path)[0]["schedule"]["epoch"] == 3
+    assert measured_apart(run_case("gpm", tmp_path / "parts")) == whole
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("step", ["start", "wait"])
+def test_an_interrupt_in_the_midst_of_writing_loses_nothing(
+    step: str, after: bool, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after each step that the thread of the runs takes for a checkpoint."""
+    whole = measured_apart(run_case("gpm", tmp_path / "whole"))
+    usual, calls, ended = getattr(Writer, step), [], []
+
+    def interrupted(self: Writer, *given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 9 and not after:
+            raise KeyboardInterrupt
+        usual(self, *given)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            ended.append((event.task, event.epoch))
+
+    monkeypatch.setattr(writer, "pays", lambda device: beside)
+    monkeypatch.setattr(checkpoint, "SPARE", 0)
+    monkeypatch.setattr(Writer, step, interrupted)
+    with pytest.raises(Interrupted, match="every finished epoch is saved"):
+        run_case("gpm", tmp_path / "parts", observer=observer)
+    (path,) = tmp_path.glob(f"parts/**/{checkpoint.EPOCH}")
+    saved = read_tensors(path)[0]
+    assert (saved["task"], saved["schedule"]["epoch"]) >= ended[-1]
+    assert measured_apart(run_case("gpm", tmp_path / "parts")) == whole
+
+
+def test_one_run_that_cannot_be_saved_leaves_the_others_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.write_tensors
+
+    def not_the_first(path: Path, *given: Any) -> None:
+        if path.parent.name == "seed-0":
+            raise MemoryError("none left")
+        write(path, *given)
+
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.epoch == 2:
+            monkeypatch.setattr(checkpoint, "write_tensors", not_the_first)
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"not all is saved.*none left"):
+        company(some_tasks(2), "gpm", tmp_path, threshold=0.9, epochs=4, observer=observer)
+    saved = {path.parent.name for path in tmp_path.glob(f"**/{checkpoint.EPOCH}")}
+    assert saved == {"seed-1", "seed-2"}
 
 
 @pytest.mark.parametrize("task", [0, 1])

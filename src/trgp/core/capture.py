@@ -38,10 +38,11 @@ class Gram:
 
     def add(self, columns: Tensor) -> None:
         """Add the columns (g, N, n) of a batch."""
-        X = columns.to(self.A.dtype)
-        self.A += X.mT @ X
-        self.columns += X.shape[1]
+        self.columns += columns.shape[1]
         few = 0 < 2 * self.columns < self.A.shape[1]
+        # What is kept is a copy: inputs may lie where a loader puts the next batch.
+        X = columns.to(self.A.dtype, copy=few)
+        self.A += X.mT @ X
         self.few = [*self.few, X.mT] if few else []
         # Half precision counts as float32: n * eps would otherwise exceed the largest eigenvalue.
         dtype = torch.promote_types(columns.dtype, torch.float32)

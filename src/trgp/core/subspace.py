@@ -2,7 +2,8 @@
 
 Everything is computed from A = R R', the Gram matrix of the layer's inputs R in the task: trace(A)
 is ||R||_F^2, an old direction m_i holds delta_i = m_i' A m_i of it, and the new directions with
-their squared singular values are the eigenvectors of (I - MM') A (I - MM').
+their squared singular values are the eigenvectors of (I - MM') A (I - MM'). Where R has few columns
+these come from the smaller R' (I - MM') R.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ the first only if it names the same task: one left from the task before is ignor
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -73,8 +73,10 @@ class Checkpoints:
         self._run = dict(run)
         self._device = device
         self._due = 0.0  # when something is written next
-        self._left: dict[Path, Content] = {}  # what is not written yet, a task's beginning first
-        self._going: dict[Path, Content] = {}  # what is being written
+        # What is not known to be on the disk, a task's beginning first. The writer only notes what
+        # it has written, so that nothing is lost wherever an interrupt comes.
+        self._left: dict[Path, Content] = {}
+        self._written: list[Content] = []
         self._writer = Writer(device)
         for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
             draft.unlink()  # of a writer that was killed
@@ -95,7 +97,8 @@ class Checkpoints:
 
     def begin_to_catch_up(self) -> None:
         """Begin to write what is not written yet; `catch_up` tells when it is."""
-        self._settle()
+        with suppress(Exception):  # what went wrong before is tried once more
+            self._settle()
         self._begin(company=1)
 
     def catch_up(self) -> None:
@@ -111,30 +114,23 @@ class Checkpoints:
 
     def _begin(self, company: int) -> None:
         if self._left:
-            self._going, self._left = self._left, {}
-            with self._kept():
-                self._writer.start(partial(self._write_all, self._going, company))
+            self._writer.start(partial(self._write_all, {**self._left}, company))
 
     def _settle(self) -> None:
-        """Wait for what is being written."""
-        with self._kept():
-            self._writer.wait()
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """What could not be written is left as before, unless there is newer by now."""
+        """Wait for what is being written; what is not, for an error, is left as before."""
         try:
-            yield
-        except BaseException:
-            if self._task_file not in self._left:
-                self._left = {**self._going, **self._left}
-            raise
+            self._writer.wait()
+        finally:
+            written, self._written = self._written, []
+            for path, content in [*self._left.items()]:
+                if any(content is each for each in written):
+                    del self._left[path]
 
-    def _write_all(self, contents: dict[Path, Content], company: int) -> None:
+    def _write_all(self, contents: Mapping[Path, Content], company: int) -> None:
         start = time.monotonic()
-        for path in list(contents):
-            self._save(path, contents[path])
-            del contents[path]
+        for path, content in contents.items():
+            self._save(path, content)
+            self._written.append(content)
         now = time.monotonic()
         self._due = now + SPARE * company * (now - start)
 

@@ -1,8 +1,9 @@
 """Whose the time is, where several runs take turns in one thread.
 
-The steps and the validation of epochs are queued in turns: a run counts its share of the time that
-they take. What a run does between epochs all others wait for: it is counted whole, as that run's,
-and left out of what the others share. So what all runs count adds up to no more than what passed.
+Steps, validation and, but for stacks, evaluation are queued in turns: a run counts its share of the
+time that they take. What else a run does between epochs all others wait for: it is counted whole,
+as that run's, and left out of what the others share. So what all runs count adds up to no more than
+what passed.
 """
 
 import time

@@ -104,7 +104,7 @@ class Member:
             told = error if isinstance(error, RunError) else None
             self.over, self.asked = True, None
             self.error = told or RunError(f"{type(error).__name__}: {error}")
-            with suppress(RunError):
+            with suppress(Exception):  # the error that ended it is the one to tell
                 self.sequencer.save()
 
     def _trained(self, work: Work) -> Generator[None, None, Trained]:

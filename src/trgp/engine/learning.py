@@ -156,11 +156,16 @@ def learn(
             yield from noted
         except BaseException as error:
             finish_all(device)  # what is saved now was computed on other streams
+            unsaved: list[Exception] = []
             for sequencer in runs:
-                with suppress(RunError):  # on a full disk, say, of which the error tells
+                try:
                     sequencer.save()
+                except Exception as failure:  # on a full disk, say; the others are saved even so
+                    unsaved.append(failure)
             if not isinstance(error, KeyboardInterrupt):
                 raise
+            if unsaved:
+                raise Interrupted(f"Interrupted, and not all is saved. {unsaved[0]}") from None
             folders = [run.folder for run in runs.values()] or [asked[-1].folder]
             where = folders[0] if len(folders) == 1 else folders[0].parent
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None

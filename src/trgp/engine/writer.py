@@ -1,7 +1,7 @@
 """Writing beside what goes on, where that pays: by a thread that waits for device and disk."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
@@ -12,47 +12,41 @@ def pays(device: torch.device) -> bool:
 
 
 class Writer:
-    """One piece of writing at a time; what goes wrong with it `start` or `wait` raises."""
+    """One piece of writing after another; what goes wrong with it `start` or `wait` raises."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        # No thread to join: one whose join is interrupted counts as dead, and goes on writing.
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._last is not None and not self._last.done()
 
     def start(self, write: Callable[[], None]) -> None:
         """Begin, once what was begun before is done; where it does not pay, write."""
         self.wait()
         if not pays(self._device):
             write()
-            return
-        ready = None
-        if self._device.type == "cuda":
+        elif self._device.type == "cuda":
+            stream = torch.cuda.current_stream(self._device)
             ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(self._device))
-        self._thread = threading.Thread(target=self._run, args=(write, ready))
-        self._thread.start()
+            ready.record(stream)
+            self._last = self._thread.submit(_write_when, ready, stream.device, write)
+        else:
+            self._last = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Until all is written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Until all is written; an interrupt ends the waiting, and not the writing."""
+        if self._last is not None:
+            wait([self._last])
+            last, self._last = self._last, None
+            last.result()
 
-    def _run(self, write: Callable[[], None], ready: torch.cuda.Event | None) -> None:
-        try:
-            if ready is None:
-                write()
-                return
-            ready.synchronize()
-            # Of the streams with a priority: all others belong to runs, which may be capturing.
-            with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
-                write()
-        except Exception as error:
-            self._error = error
+
+def _write_when(ready: torch.cuda.Event, device: torch.device, write: Callable[[], None]) -> None:
+    ready.synchronize()
+    # Of the streams with a priority: all others belong to runs, which may be capturing.
+    with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+        write()
