@@ -155,9 +155,40 @@ FIVE = Search(
 FALLING: Grid = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
 WHOLE: Grid = {"scaling_over": ("union",), "epsilon": (0.0,), "top_k": (10,)}
 MOST = (0.98, 0.995, 0.995)
+AROUND: Sequence[Grid] = (
+    {"lr": (0.01, 0.03, 0.05, 0.1), "lr_decay": (0.3, 0.5, 0.7)},
+    {"lr": (0.02,), "lr_decay": (0.5, 0.7)},
+)
+# Each of the others has as many settings as TRGP, 14.
 PMNIST_BEST = Search(
     "pmnist",
     {
+        "single": AROUND,
+        "multitask": AROUND,
+        "er": AROUND,
+        "gpm": [
+            {
+                "lr": (0.01, 0.03),
+                "lr_decay": (0.5,),
+                "threshold": ((0.95, 0.99, 0.99), (0.97, 0.99, 0.99), MOST),
+                "samples": (300, 1000),
+            },
+            {
+                "lr": (0.03,),
+                "lr_decay": (0.7,),
+                "threshold": ((0.95, 0.99, 0.99), MOST),
+                "samples": (1000,),
+            },
+        ],
+        "owm": [
+            {
+                "lr": (0.01, 0.03, 0.1),
+                "lr_decay": (0.5,),
+                "alpha": (100.0, 1e3),
+                "alpha_end": (10.0, 100.0),
+            },
+            {"lr": (0.03,), "lr_decay": (0.7,), "alpha": (1e3,), "alpha_end": (10.0, 100.0)},
+        ],
         "trgp": [
             FALLING,
             {**FALLING, **WHOLE, "threshold": ((0.95, 0.99, 0.99), MOST)},

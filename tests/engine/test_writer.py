@@ -200,6 +200,7 @@ def test_an_interrupt_in_the_midst_of_writing_loses_nothing(
 
     monkeypatch.setattr(writer, "pays", lambda device: beside)
     monkeypatch.setattr(checkpoint, "SPARE", 0)
+    monkeypatch.setattr(Writer, "busy", False)  # so that every epoch waits for its turn to be saved
     monkeypatch.setattr(Writer, step, interrupted)
     with pytest.raises(Interrupted, match="every finished epoch is saved"):
         run_case("gpm", tmp_path / "parts", observer=observer)
