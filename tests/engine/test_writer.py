@@ -225,6 +225,7 @@ def test_one_run_that_cannot_be_saved_leaves_the_others_to_be(
             monkeypatch.setattr(checkpoint, "write_tensors", not_the_first)
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(checkpoint, "SPARE", 1e9)  # so that no epoch is saved before
     with pytest.raises(Interrupted, match=r"not all is saved.*none left"):
         company(some_tasks(2), "gpm", tmp_path, threshold=0.9, epochs=4, observer=observer)
     saved = {path.parent.name for path in tmp_path.glob(f"**/{checkpoint.EPOCH}")}
