@@ -163,9 +163,28 @@ AROUND: Sequence[Grid] = (
 PMNIST_BEST = Search(
     "pmnist",
     {
+        "finetune": AROUND,
         "single": AROUND,
         "multitask": AROUND,
+        "agem": AROUND,
         "er": AROUND,
+        "ewc": [
+            {
+                "lr": (0.01, 0.03),
+                "lr_decay": (0.5,),
+                "strength": (100.0, 300.0, 1e3, 3e3, 1e4),
+            },
+            {"lr": (0.03,), "lr_decay": (0.7,), "strength": (300.0, 1e3, 3e3)},
+            {"lr": (0.1,), "lr_decay": (0.5,), "strength": (1e3,)},
+        ],
+        "lwf": [
+            {
+                "lr": (0.003, 0.01, 0.03),
+                "lr_decay": (0.5,),
+                "strength": (0.5, 2.0, 10.0, 30.0),
+            },
+            {"lr": (0.01,), "lr_decay": (0.7,), "strength": (2.0, 10.0)},
+        ],
         "gpm": [
             {
                 "lr": (0.01, 0.03),

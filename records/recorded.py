@@ -1,6 +1,7 @@
 """Which cells the record is to have, and what of them there is."""
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,19 @@ def recorded(found: Found, wanted: Wanted) -> Results | None:
     """Its results, the plainest where some differ in what changes no figure; None: not run."""
     here = [results for results in found if _matches(results[0], wanted)]
     return min(here, key=lambda results: len(results[0].changed), default=None)
+
+
+def pairs(before: Results | None, after: Results | None) -> list[tuple[float, float]]:
+    """ACC before and after, by the seeds that both have."""
+    if before is None or after is None:
+        return []
+    accs = {run.seed: run.acc for run in before}
+    return [(accs[run.seed], run.acc) for run in after if run.seed in accs]
+
+
+def percent(results: Results) -> float:
+    """Their mean ACC."""
+    return 100 * statistics.fmean(run.acc for run in results)
 
 
 def changes_of(run: Result) -> dict[str, Any]:

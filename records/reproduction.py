@@ -3,14 +3,15 @@
 Each is made of the results alone, and what has none is shown as not run.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
 import claims
+from beyond import beyond, tuned
 from five_datasets import five_datasets, trusted
 from overhead import overhead
-from recorded import Found, Wanted, changes_of, of_sweep, recorded
+from passes import passes
+from recorded import Found, Wanted, changes_of, of_sweep, percent, recorded
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
 from trust_regions import gate, latest
 
@@ -96,7 +97,7 @@ def variants(found: Found) -> str:
         for method in PROJECTION:
             paper = PAPER[benchmark][method]
             here = {
-                _name(results[0]): _percent(results)
+                _name(results[0]): percent(results)
                 for results in found
                 if _is_variant(results[0], benchmark, method)
             }
@@ -148,7 +149,7 @@ def _by_setting(found: Found, benchmark: str, setting: str) -> str:
                     cells.text(shown(results[0].config[setting])),
                     cells.text(f"{results[0].seed} to {results[-1].seed}"),
                     *(cells.share(results.acc), acc, acc_gap, _by_chance(paper, results)),
-                    Cell(_within(paper, _percent(results))),
+                    Cell(_within(paper, percent(results))),
                     *(cells.share(results.bwt), bwt, cells.share(results.mean_diagonal)),
                 )
             )
@@ -181,7 +182,7 @@ def _row(found: Found, wanted: Wanted, flag: Flag) -> Row:
         )
         return Row((*names, *figures), *wanted[:3], not_run=True)
     acc, acc_gap, bwt, bwt_gap = papers_and_gaps(paper, results)
-    said = cells.EMPTY if paper is None else Cell(flag(paper, _percent(results)))
+    said = cells.EMPTY if paper is None else Cell(flag(paper, percent(results)))
     figures = (
         *(cells.seeds(results), cells.share(results.acc), acc, acc_gap, _by_chance(paper, results)),
         *(said, cells.share(results.bwt), bwt, bwt_gap),
@@ -194,7 +195,7 @@ def _by_chance(paper: Published | None, results: Results) -> Cell:
     own = results.acc
     if paper is None or paper.std is None or own.std is None:
         return cells.EMPTY
-    p = unpaired(_percent(results), 100 * own.std, len(results), paper.acc, paper.std, PUBLISHED)
+    p = unpaired(percent(results), 100 * own.std, len(results), paper.acc, paper.std, PUBLISHED)
     return cells.number(p, chance(p))
 
 
@@ -274,46 +275,6 @@ def ablations(found: Found) -> str:
 
 def _place(run: Result) -> tuple[str, str, str]:
     return run.benchmark, run.method, run.preset
-
-
-# ---- beyond the paper -----------------------------------------------------------------------
-
-PUBLISHED_BEST: Mapping[str, tuple[str, float]] = {
-    "pmnist": ("CUBER, NeurIPS 2022", 97.25),
-    "split-cifar100": ("Dual-Stage GP, withdrawn from ICLR 2026", 78.05),
-    SUPERCLASS: ("API, CVPR 2023", 60.2),
-    "five-datasets": ("API, CVPR 2023", 91.1),
-}
-"""The best that is published with the same data and network, and no stored samples."""
-
-
-def beyond(found: Found) -> str:
-    """TRGP's preset `best` beside `paper`, networks of their own and the best that is published."""
-    rows = []
-    for benchmark, (who, best) in PUBLISHED_BEST.items():
-        # What is published on the superclasses is of scrambled pixels, as that preset's data.
-        usual = "official" if benchmark == SUPERCLASS else "paper"
-        for method, preset in (("trgp", "best"), ("trgp", usual), ("single", usual)):
-            results = recorded(found, Wanted(benchmark, method, preset))
-            if results is None:
-                figures = (NONE, "not run", NONE, NONE, NONE)
-            else:
-                run = results[0]
-                figures = (
-                    str(len(results)),
-                    spread(results.acc),
-                    f"{_percent(results) - best:+.2f}",
-                    spread(results.bwt),
-                    f"{run.state_bytes / run.network_bytes:.1f}",
-                )
-            rows.append(
-                (benchmark, method, preset, *figures[:2], f"{best:.2f} ({who})", *figures[2:])
-            )
-    header = (
-        *("benchmark", "method", "preset", "seeds", "ACC %", "best published", "ACC - published"),
-        *("BWT %", "held, in networks"),
-    )
-    return texts(header, rows)
 
 
 # ---- superclasses ---------------------------------------------------------------------------
@@ -402,11 +363,13 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "claims": lambda found: rows_markdown(claims.claim_table(found)),
     "evidence": lambda found: rows_markdown(claims.evidence_table(found)),
     "quirks": quirk_tables,
+    "passes": passes,
     "others": others,
     "superclass": superclasses,
     "five_datasets": five_datasets,
     "ablation": ablations,
     "beyond": beyond,
+    "tuned": tuned,
     "transfer": transfers,
     "time": times,
     "overhead": overhead,
@@ -420,10 +383,6 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
 
 def _on_papers(found: Found) -> list[Results]:
     return [results for results in found if results[0].benchmark in PAPER]
-
-
-def _percent(results: Results) -> float:
-    return 100 * statistics.fmean(run.acc for run in results)
 
 
 def _seconds(run: Result) -> float:

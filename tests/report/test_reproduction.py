@@ -113,6 +113,23 @@ def test_the_best_is_beside_the_best_that_is_published(tmp_path: Path) -> None:
     assert (row["variants recorded"], row["nearest"]) == ("1", "paper")
 
 
+def test_the_best_is_against_the_better_of_others_presets(tmp_path: Path) -> None:
+    """Over the seeds that both have."""
+    assert not rows(tmp_path, "tuned")
+    store(tmp_path, [97.4, 97.7, 97.6], benchmark="pmnist", preset="best")
+    store(tmp_path, [93.2, 93.5], benchmark="pmnist", method="gpm")
+    store(tmp_path, [94.2, 94.4], benchmark="pmnist", method="gpm", preset="best")
+    store(tmp_path, [95.3], benchmark="pmnist", method="owm")
+    gpm, owm = rows(tmp_path, "tuned")[::-1]
+    assert (gpm["method"], gpm["ACC %, paper"], gpm["ACC %, best"]) == (
+        *("gpm", "93.35 ± 0.21", "94.30 ± 0.14"),
+    )
+    assert (gpm["common seeds"], gpm["TRGP's best - the better"]) == ("2", "+3.25")
+    assert float(gpm["p"]) < 0.05
+    assert (owm["method"], owm["ACC %, best"], owm["common seeds"]) == ("owm", "not run", "1")
+    assert (owm["TRGP's best - the better"], owm["p"]) == ("+2.10", "–")
+
+
 def test_every_cell_of_a_superclass_table_is_there_once(tmp_path: Path) -> None:
     store(tmp_path, [58.0, 58.2], benchmark="cifar100-superclass", preset="official")
     here = [(row["method"], row["preset"]) for row in rows(tmp_path, "superclass")]
