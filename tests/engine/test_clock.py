@@ -1,6 +1,5 @@
 """What runs count of their time: every phase, nothing twice, and the rest is nobody's."""
 
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,50 +155,47 @@ def test_the_phases_of_a_run_are_most_of_its_time_and_no_more(case: str, tmp_pat
 def test_validation_and_checkpoints_are_told_apart_from_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever takes long is found in its own phase, epoch by epoch."""
+    """Whatever takes time is found in its own phase, epoch by epoch."""
+    passing = Time(monkeypatch)
     evaluated, written = Evaluation.__call__, checkpoint.write_tensors
 
-    def slowly(self: Evaluation, *given: Any) -> Any:
-        time.sleep(0.05 if "valid" in given else 0)
+    def evaluate(self: Evaluation, *given: Any) -> Any:
+        passing.passes(5 if "valid" in given else 0)
         return evaluated(self, *given)
 
     def write(*given: Any) -> None:
-        time.sleep(0.02)
+        passing.passes(2)
         written(*given)
 
-    monkeypatch.setattr(Evaluation, "__call__", slowly)
+    monkeypatch.setattr(Evaluation, "__call__", evaluate)
     monkeypatch.setattr(checkpoint, "write_tensors", write)
     monkeypatch.setattr(checkpoint, "SPARE", 0)
     result = run_case("gpm", tmp_path, epochs=3, patience=0)
     for task in result.seconds:
-        assert 3 * 0.05 <= task["validation"] < 3 * 0.05 + 1
-        assert 4 * 0.02 <= task["checkpoints"] < 4 * 0.02 + 1
-        assert task["training"] + task["bases"] + task["selection"] < task["validation"]
+        assert {phase: seconds for phase, seconds in task.items() if seconds} == {
+            "validation": 3 * 5,
+            "checkpoints": 4 * 2,
+        }
 
 
 @pytest.mark.parametrize("make", [one_head, Conv], ids=["stacked", "side by side"])
-def test_the_phases_of_a_company_are_no_more_than_its_time(
+def test_what_a_company_waits_for_is_counted_once(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing, for which all wait, is counted once."""
-    written, asleep = checkpoint.write_tensors, itertools.count()
+    passing, written = Time(monkeypatch), checkpoint.write_tensors
 
     def write(*given: Any) -> None:
-        next(asleep)
-        time.sleep(0.03)
+        passing.passes(1)
         written(*given)
 
     monkeypatch.setattr(checkpoint, "write_tensors", write)
     monkeypatch.setattr(checkpoint, "SPARE", 0)
     tasks = some_tasks(2, 4, 4, 4) if make is Conv else some_tasks(2)
-    start = time.perf_counter()
     results = company(tasks, "gpm", tmp_path, make, threshold=0.9, epochs=4)
-    passed = time.perf_counter() - start
-    slept = 0.03 * next(asleep)
-    assert slept > passed / 3
     seconds = [run.seconds for run in results.values()]
-    assert sum(map(everything, seconds)) <= passed
-    assert sum(task["checkpoints"] for tasks in seconds for task in tasks) >= slept
+    assert passing.now == 3 * 2 * 5
+    assert sum(map(everything, seconds)) == passing.now
+    assert sum(task["checkpoints"] for tasks in seconds for task in tasks) == passing.now
 
 
 @pytest.mark.parametrize("make", [one_head, Conv], ids=["stacked", "side by side"])
@@ -207,24 +203,19 @@ def test_evaluation_is_shared_where_it_takes_turns(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Side by side the first run evaluates while the others train, in a stack while they wait."""
-    evaluated, slept = Evaluation.__call__, []
+    passing, evaluated = Time(monkeypatch), Evaluation.__call__
 
-    def slowly(self: Evaluation, *given: Any) -> Any:
-        if "test" in given:
-            start = time.perf_counter()
-            time.sleep(0.1)
-            slept.append(time.perf_counter() - start)
+    def evaluate(self: Evaluation, *given: Any) -> Any:
+        passing.passes(6 if "test" in given else 0)
         return evaluated(self, *given)
 
-    monkeypatch.setattr(Evaluation, "__call__", slowly)
+    monkeypatch.setattr(Evaluation, "__call__", evaluate)
     tasks = some_tasks(1, 4, 4, 4) if make is Conv else some_tasks(1)
     results = company(tasks, "gpm", tmp_path, make, threshold=0.9)
-    counted = sum(task["evaluation"] for run in results.values() for task in run.seconds)
-    assert len(slept) == 3
-    if make is Conv:  # of the first third a run each, of the second two, of the last all
-        assert counted < 0.85 * sum(slept)
-    else:
-        assert counted >= sum(slept)
+    counted = [task["evaluation"] for run in results.values() for task in run.seconds]
+    assert passing.now == 3 * 6
+    # Of what one evaluates by itself the others' share is training, until they evaluate too.
+    assert counted == ([2 + 2 + 2, 2 + 2, 2] if make is Conv else [6, 6, 6])
 
 
 def test_a_run_that_goes_on_adds_to_its_clocks(tmp_path: Path) -> None:
