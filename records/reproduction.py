@@ -10,6 +10,7 @@ import claims
 from beyond import beyond, tuned
 from five_datasets import five_datasets, trusted
 from overhead import overhead
+from passes import passes
 from recorded import Found, Wanted, changes_of, of_sweep, percent, recorded
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
 from trust_regions import gate, latest
@@ -362,6 +363,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "claims": lambda found: rows_markdown(claims.claim_table(found)),
     "evidence": lambda found: rows_markdown(claims.evidence_table(found)),
     "quirks": quirk_tables,
+    "passes": passes,
     "others": others,
     "superclass": superclasses,
     "five_datasets": five_datasets,

@@ -204,6 +204,15 @@ def test_thresholds_are_told_by_their_value(tmp_path: Path) -> None:
     assert [row["within one published std"] for row in (low, high)] == ["yes", "no"]
 
 
+def test_passes_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    short = {"tasks": 5, "epochs": 2}
+    store(tmp_path, [48.0, 47.5], changed=short)
+    store(tmp_path, [48.2], changed={**short, "test_passes": 10}, first_seed=1)
+    store(tmp_path, [74.0], changed={"test_passes": 10})
+    (row,) = rows(tmp_path, "passes")
+    assert list(row.values()) == ["47.50", "48.20", "+0.70"]
+
+
 def test_the_variant_that_reproduces_is_named(tmp_path: Path) -> None:
     store(tmp_path, [76.0, 76.2])
     store(tmp_path, [73.0, 73.2], preset="official")
