@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from small_runs import files_limited_to, measured_apart, result_files, run_case,
 
 from trgp.engine import checkpoint, writer
 from trgp.engine.errors import Interrupted, RunError
-from trgp.engine.events import EpochFinished, Event, Observer, TaskFinished
+from trgp.engine.events import EpochFinished, Event, TaskFinished
 from trgp.engine.writer import Writer
 from trgp.files import read_tensors
 
@@ -143,17 +142,6 @@ def test_stopped_after_every_epoch_and_task_it_ends_the_same(case: str, tmp_path
     assert not list((tmp_path / "parts").glob("**/*.safetensors"))
 
 
-def interrupted_at(task: int, epoch: int, before: Callable[[], object]) -> Observer:
-    """Ctrl-C when an epoch has ended, after something else."""
-
-    def observer(event: Event) -> None:
-        if isinstance(event, EpochFinished) and (event.task, event.epoch) == (task, epoch):
-            before()
-            raise KeyboardInterrupt
-
-    return observer
-
-
 def test_what_failed_unseen_before_an_interrupt_is_written_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,10 +155,15 @@ def test_what_failed_unseen_before_an_interrupt_is_written_then(
             raise OSError("no room for a moment")
         write(*given)
 
+    def observer(event: Event) -> None:
+        if isinstance(event, EpochFinished) and event.epoch == 3:
+            gate.set()
+            raise KeyboardInterrupt
+
     whole = measured_apart(run_case("gpm", tmp_path / "whole"))
     monkeypatch.setattr(checkpoint, "write_tensors", once)
     with pytest.raises(Interrupted, match="every finished epoch is saved"):
-        run_case("gpm", tmp_path / "parts", observer=interrupted_at(0, 3, gate.set))
+        run_case("gpm", tmp_path / "parts", observer=observer)
     (path,) = tmp_path.glob(f"parts/**/{checkpoint.EPOCH}")
     assert read_tensors(path)[0]["schedule"]["epoch"] == 3
     assert measured_apart(run_case("gpm", tmp_path / "parts")) == whole
