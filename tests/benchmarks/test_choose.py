@@ -56,9 +56,9 @@ def test_every_setting_is_a_configuration_of_its_own(choose: Any) -> None:
 def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
     choose: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What diverges has none, and is out once that is written down."""
+    """What diverges has none; what is written down is not learnt again."""
     here = place(tmp_path / "a")
-    found = choose.scored(choose.settings(choose.SMALL, ["finetune"]), [], here, 1)
+    found = choose.scored(choose.settings(choose.SMALL, ["finetune"]), {}, here, 1)
     options = {"seeds": [100, 101], "tasks": 2, "score_on": "validation", "device": "cpu"}
     results = trgp.run("split-digits", "finetune", lr=0.1, out=tmp_path / "b", **options)
     means = {
@@ -71,13 +71,13 @@ def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
     ]
     assert len(capsys.readouterr().out.splitlines()) == 4
     path = tmp_path / "choose-split-digits.json"
-    assert choose.diverged(path, choose.SMALL, "finetune") == []
+    assert choose.known(path, choose.SMALL, "finetune") == {}
     choose.write(path, choose.SMALL, found)
-    out = choose.diverged(path, choose.SMALL, "finetune")
-    assert out == [{"lr": 1e6}]
+    before = choose.known(path, choose.SMALL, "finetune")
     longer = dataclasses.replace(choose.SMALL, tasks=3)
-    assert choose.diverged(path, longer, "finetune") == []  # which that one does not tell
-    again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), out, here, 1)
+    assert choose.known(path, longer, "finetune") == {}  # which that one does not tell
+    elsewhere = place(tmp_path / "c")
+    again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), before, elsewhere, 1)
     assert again == found
     assert capsys.readouterr().out == ""
 

@@ -50,7 +50,7 @@ _BEST: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.01, "lr_decay": 0.3},
     "single": {"lr": 0.1, "lr_decay": 0.7},
     "multitask": {"lr": 0.02, "lr_decay": 0.7},
-    "owm": {"lr": 0.03, "lr_decay": 0.7, "alpha": 1000.0, "alpha_end": 10.0},
+    "owm": {"lr": 0.03, "lr_decay": 0.8, "alpha": 1000.0, "alpha_end": 10.0},
     "ewc": {"lr": 0.1, "lr_decay": 0.5, "strength": 1000.0},
     "agem": {"lr": 0.01, "lr_decay": 0.7, "memory_size": 1000},
     "er": {"lr": 0.05, "lr_decay": 0.3, "memory_size": 1000},
