@@ -58,8 +58,10 @@ def tuned(found: Found) -> str:
     )
     rows: list[tuple[str, ...]] = []
     for benchmark in PUBLISHED_BEST:
-        trgp = recorded(found, Wanted(benchmark, "trgp", "best"))
-        if trgp is not None:
+        searched = {m: recorded(found, Wanted(benchmark, m, "best")) for m in METHODS}
+        trgp = searched.pop("trgp")
+        # Where nothing else was searched there is nothing as well tuned.
+        if trgp is not None and any(searched.values()):
             rows += _against_others(found, benchmark, trgp)
     return texts(header, rows)
 

@@ -186,7 +186,6 @@ TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()
 TABLES |= {
     "samples": _with("more", reproduction.samples),
     "thresholds": _with("more", reproduction.thresholds),
-    "passes": _with("more", reproduction.TABLES["passes"]),
     "overhead": _with("jobs", reproduction.TABLES["overhead"]),
     "explained_pmnist": lambda: _explained("pmnist"),
     "explained_cifar": lambda: _explained("split-cifar100"),

@@ -10,8 +10,8 @@ import claims
 from beyond import beyond, tuned
 from five_datasets import five_datasets, trusted
 from overhead import overhead
-from passes import passes
 from recorded import Found, Wanted, changes_of, of_sweep, percent, recorded
+from same_weights import against_later, passes, rounding, same_ends
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
 from trust_regions import gate, latest
 
@@ -363,7 +363,10 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "claims": lambda found: rows_markdown(claims.claim_table(found)),
     "evidence": lambda found: rows_markdown(claims.evidence_table(found)),
     "quirks": quirk_tables,
+    "same_ends": same_ends,
     "passes": passes,
+    "rounding": rounding,
+    "against_later": against_later,
     "others": others,
     "superclass": superclasses,
     "five_datasets": five_datasets,

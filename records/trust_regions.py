@@ -17,8 +17,9 @@ def latest(found: Found) -> str:
     """Of every choice that TRGP had, a layer of a task with more old tasks than it may trust."""
     rows = []
     for benchmark in PAPER:
-        for preset in ("paper", "official"):
-            results = recorded(found, Wanted(benchmark, "trgp", preset))
+        for preset, scope in (("paper", "layer"), ("paper", "task"), ("official", "layer")):
+            changes = {} if scope == "layer" else {"scope": scope}
+            results = recorded(found, Wanted(benchmark, "trgp", preset, changes))
             if results is None:
                 continue
             choices = [choice for run in results for choice in _choices(run)]
@@ -29,8 +30,9 @@ def latest(found: Found) -> str:
             each = last, fewer, len(choices) - last - fewer
             shares = [f"{100 * count / len(choices):.0f} %" for count in each]
             seeds, top_k = str(len(results)), str(results[0].config["top_k"])
-            rows.append((benchmark, preset, seeds, top_k, str(len(choices)), *shares))
-    header = ("benchmark", "preset", "seeds", "K", "choices")
+            named = benchmark, preset, f"{scope}-wise"
+            rows.append((*named, seeds, top_k, str(len(choices)), *shares))
+    header = ("benchmark", "preset", "regions", "seeds", "K", "choices")
     return texts((*header, "the K latest tasks", "fewer than K", "others"), rows)
 
 

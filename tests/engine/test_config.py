@@ -37,7 +37,7 @@ PAIRS = [(name, method) for name in NAMES for method in METHODS]
 def test_every_preset_of_every_method_is_a_configuration(name: str) -> None:
     first, second, *others = entry(name).presets
     assert (first, second) == ("paper", "official")
-    assert others == (["best"] if name == "pmnist" else [])
+    assert others == (["best"] if name in ("pmnist", "split-cifar100") else [])
     for preset in entry(name).presets:
         for method in METHODS:
             config = configure(name, method, preset)

@@ -114,13 +114,14 @@ def test_the_best_is_beside_the_best_that_is_published(tmp_path: Path) -> None:
 
 
 def test_the_best_is_against_the_better_of_others_presets(tmp_path: Path) -> None:
-    """Over the seeds that both have."""
-    assert not rows(tmp_path, "tuned")
+    """Over the seeds that both have, where others were searched too."""
     store(tmp_path, [97.4, 97.7, 97.6], benchmark="pmnist", preset="best")
+    store(tmp_path, [93.2], benchmark="pmnist", method="ewc")
+    assert not rows(tmp_path, "tuned")
     store(tmp_path, [93.2, 93.5], benchmark="pmnist", method="gpm")
     store(tmp_path, [94.2, 94.4], benchmark="pmnist", method="gpm", preset="best")
     store(tmp_path, [95.3], benchmark="pmnist", method="owm")
-    gpm, owm = rows(tmp_path, "tuned")[::-1]
+    gpm, _, owm = rows(tmp_path, "tuned")[::-1]
     assert (gpm["method"], gpm["ACC %, paper"], gpm["ACC %, best"]) == (
         *("gpm", "93.35 ± 0.21", "94.30 ± 0.14"),
     )
@@ -204,13 +205,35 @@ def test_thresholds_are_told_by_their_value(tmp_path: Path) -> None:
     assert [row["within one published std"] for row in (low, high)] == ["yes", "no"]
 
 
-def test_passes_are_compared_seed_by_seed(tmp_path: Path) -> None:
-    short = {"tasks": 5, "epochs": 2}
-    store(tmp_path, [48.0, 47.5], changed=short)
-    store(tmp_path, [48.2], changed={**short, "test_passes": 10}, first_seed=1)
-    store(tmp_path, [74.0], changed={"test_passes": 10})
+def test_passes_are_compared_where_the_weights_are_the_same(tmp_path: Path) -> None:
+    """And what else came to them is what the preset's steps come to now."""
+    store(tmp_path, [74.0, 74.4], digest="a")
+    often = {"test_passes": 10}
+    store(tmp_path, [74.5, 74.5], changed=often, config=often, digest="b")
+    assert "|" not in made(tmp_path, "passes")
+    assert "|" not in made(tmp_path, "rounding")
+    store(tmp_path, [60.0, 60.0], changed={"epsilon": 0.7}, digest="c")
+    store(tmp_path, [74.1], changed={"epsilon": 0.2}, digest="b", first_seed=1)
     (row,) = rows(tmp_path, "passes")
-    assert list(row.values()) == ["47.50", "48.20", "+0.70"]
+    assert list(row.values()) == ["paper", "74.10", "74.50", "+0.40"]
+    (row,) = rows(tmp_path, "rounding")
+    assert list(row.values()) == ["paper", "1", "74.40", "74.10", "-0.30", "-0.30", "–"]
+    store(tmp_path, [74.4], changed={"epsilon": 0.7, "top_k": 3}, digest="d", first_seed=1)
+    (row,) = rows(tmp_path, "against_later")
+    assert list(row.values()) == ["paper with epsilon=0.7", "1", "-14.10", "–"]
+
+
+def test_settings_that_end_with_the_same_weights_are_named(tmp_path: Path) -> None:
+    assert "|" not in made(tmp_path, "same_ends")
+    store(tmp_path, [74.0, 74.4], digest="a")
+    store(tmp_path, [74.0, 74.4], changed={"epsilon": 0.2}, digest="b")
+    store(tmp_path, [74.0, 74.4], preset="official", digest="b")
+    store(tmp_path, [74.0, 74.4], changed={"top_k": 3}, digest="")  # of a version without it
+    store(tmp_path, [74.0, 74.4], changed={"top_k": 4}, digest="")
+    assert "|" not in made(tmp_path, "same_ends")
+    store(tmp_path, [74.4], changed={"scope": "task"}, digest="a", first_seed=1)
+    (row,) = rows(tmp_path, "same_ends")
+    assert list(row.values()) == ["split-cifar100", "trgp", "paper", "as it is; scope=task", "1"]
 
 
 def test_the_variant_that_reproduces_is_named(tmp_path: Path) -> None:
@@ -401,8 +424,12 @@ def test_how_often_the_latest_tasks_are_trusted(tmp_path: Path) -> None:
     """Tasks with no more old ones than may be trusted had no choice."""
     chosen = [{}, {"a": [0]}, {"a": [1, 0]}, {"a": [1, 2], "b": [0, 2]}, {"a": [3, 2], "b": [3]}]
     store(tmp_path, [70.0], tasks=5, selected=chosen, config={"top_k": 2})
-    (row,) = made(tmp_path, "latest").splitlines()[2:]
-    assert row == "| split-cifar100 | paper | 1 | 2 | 4 | 50 % | 25 % | 25 % |"
+    whole: dict[str, Any] = {"config": {"top_k": 2}, "changed": {"scope": "task"}}
+    store(tmp_path, [70.0], tasks=4, selected=[*chosen[:3], {"a": [1, 2]}], **whole)
+    assert made(tmp_path, "latest").splitlines()[2:] == [
+        "| split-cifar100 | paper | layer-wise | 1 | 2 | 4 | 50 % | 25 % | 25 % |",
+        "| split-cifar100 | paper | task-wise | 1 | 2 | 1 | 100 % | 0 % | 0 % |",
+    ]
 
 
 def test_how_often_the_first_layer_trusts_somebody(tmp_path: Path) -> None:
