@@ -159,8 +159,8 @@ AROUND: Sequence[Grid] = (
     {"lr": (0.01, 0.03, 0.05, 0.1), "lr_decay": (0.3, 0.5, 0.7)},
     {"lr": (0.02,), "lr_decay": (0.5, 0.7)},
 )
-# Each of the others has as many settings as TRGP, 18; the last four of each go beyond the rates
-# that were best at the edge of the first fourteen.
+# Each of the others has as many settings as TRGP, 18; the last four of each go beyond some edges of
+# the first fourteen.
 PMNIST_BEST = Search(
     "pmnist",
     {
@@ -327,7 +327,10 @@ def learnt(cells: Sequence[Cell], place: Place, jobs: int, command: str) -> dict
 
 
 def known(path: Path, search: Search, method: str) -> dict[str, Score]:
-    """By setting the scores that a search like this one, of this version, has written down."""
+    """By setting the scores that a search like this one, of this version, has written down.
+
+    What an unreleased change of the engine or of `paper` does to them it does not know.
+    """
     grids = json.loads(path.read_text())["grids"] if path.exists() else {}
     grid = grids.get(method, {})
     if any(grid.get(key) != value for key, value in _how(search).items()):

@@ -102,7 +102,7 @@ def evidence(found: Found) -> Iterator[Evidence]:
         for epsilon in (0.2, 0.7):
             usual = Wanted(benchmark, "trgp")
             changed = usual._replace(changes={"epsilon": epsilon})
-            printed = _printed(benchmark, ("epsilon", epsilon))
+            printed = printed_change(benchmark, ("epsilon", epsilon))
             compared = f"epsilon {epsilon} - 0.5"
             yield _test(found, EPSILON, usual, changed, compared, printed, unchanged)
     for preset in PRESETS:
@@ -115,15 +115,16 @@ def _ablation(
 ) -> Evidence:
     usual = Wanted(benchmark, "trgp")
     changed = usual._replace(changes=dict([other]))
-    printed = _printed(benchmark, other)
+    printed = printed_change(benchmark, other)
     gap = None if printed is None else -printed
     return _test(found, claim, changed, usual, compared, gap, above)
 
 
-def _printed(benchmark: str, other: tuple[str, Any]) -> float | None:
+def printed_change(benchmark: str, other: tuple[str, Any]) -> float | None:
     """What a changed setting is worth by the paper, where it prints that."""
-    printed = ABLATION.get(benchmark)
-    return None if printed is None else printed[other] - printed[None]
+    printed = ABLATION.get(benchmark, {})
+    # Compared, not looked up: a value may be a list.
+    return next((acc - printed[None] for key, acc in printed.items() if key == other), None)
 
 
 def _test(

@@ -11,7 +11,7 @@ from beyond import beyond, tuned
 from five_datasets import five_datasets, trusted
 from overhead import overhead
 from recorded import Found, Wanted, changes_of, of_sweep, percent, recorded
-from same_weights import against_later, passes, rounding, same_ends
+from same_weights import against_later, another_engine, passes, same_ends
 from table_parts import figure, noted, papers_acc, texts, with_missing, without
 from trust_regions import gate, latest
 
@@ -365,7 +365,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "quirks": quirk_tables,
     "same_ends": same_ends,
     "passes": passes,
-    "rounding": rounding,
+    "another_engine": another_engine,
     "against_later": against_later,
     "others": others,
     "superclass": superclasses,

@@ -80,6 +80,28 @@ def test_a_score_is_the_mean_on_validation_data_and_learnt_once(
     again = choose.scored(choose.settings(choose.SMALL, ["finetune"]), before, elsewhere, 1)
     assert again == found
     assert capsys.readouterr().out == ""
+    grown = dataclasses.replace(choose.SMALL, grids={"finetune": {"lr": (0.1, 0.2, 1e6)}})
+    more = choose.scored(choose.settings(grown, ["finetune"]), before, elsewhere, 1)
+    assert [more[0], more[2]] == found
+    assert len(capsys.readouterr().out.splitlines()) == 2  # of the new one, from two seeds
+
+
+def test_scores_are_found_again_by_search_and_version(
+    choose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a value is several numbers."""
+    path = tmp_path / "choose-split-digits.json"
+    grids = {"gpm": {"threshold": ((0.9, 0.95), (0.97,)), "lr": (0.1,)}}
+    search = dataclasses.replace(choose.SMALL, grids=grids)
+    every = list(choose.settings(search, ["gpm"]))
+    scores = [{"method": "gpm", **s.values, "acc": k, "bwt": None} for k, s in enumerate(every)]
+    choose.write(path, search, scores)
+    before = choose.known(path, search, "gpm")
+    assert choose.scored(every, before, place(tmp_path / "none"), 1) == scores
+    other_seeds = dataclasses.replace(search, seeds=(100,))
+    assert choose.known(path, other_seeds, "gpm") == {}
+    monkeypatch.setattr(trgp, "__version__", "0.0.1")
+    assert choose.known(path, search, "gpm") == {}
 
 
 def test_only_finished_grids_are_written_and_others_stay(choose: Any, tmp_path: Path) -> None:
