@@ -24,6 +24,7 @@ from contenders import ALEXNET, CONTENDERS, EQUAL, MLP, Batch, Contender, Net, r
 from torch import nn
 
 import trgp
+from trgp.files import write_text
 
 SHARES = (0.3, 0.7)
 TURN_S = 0.05  # a turn repeats a quick step until it takes about this long
@@ -168,7 +169,7 @@ def main() -> None:
     lines += time_bases(rounds)
     show(lines)
     if args.json:
-        args.json.write_text(json.dumps(record(lines, rounds), indent=2) + "\n")
+        write_text(args.json, json.dumps(record(lines, rounds), indent=2) + "\n")
 
 
 if __name__ == "__main__":

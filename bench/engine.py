@@ -34,6 +34,7 @@ from trgp.engine.machine import repeatable, settle_libraries
 from trgp.engine.network import Network
 from trgp.engine.stream import Stream
 from trgp.engine.train import Epoch, Trained, Work, train_epoch
+from trgp.files import write_text
 from trgp.methods.base import Method
 from trgp.methods.finetune import Finetune
 from trgp.methods.gpm import GPMMethod
@@ -253,7 +254,7 @@ def main() -> None:
             "runs": args.runs,
             "nets": rows,
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

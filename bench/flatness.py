@@ -28,6 +28,7 @@ from trgp.engine.context import Context
 from trgp.engine.machine import repeatable
 from trgp.engine.network import Network
 from trgp.engine.train import Epoch, Work, train_epoch
+from trgp.files import write_text
 from trgp.methods.base import Method, Params
 from trgp.methods.trgp import TRGPMethod
 from trgp.tree import State, leaves, level
@@ -155,7 +156,7 @@ def main() -> None:
             "ratio": round(ratio, 4),
             "target": TARGET,
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

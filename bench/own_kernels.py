@@ -17,6 +17,7 @@ from engine import NETS
 from torch import Tensor, nn
 
 from trgp.engine.machine import repeatable
+from trgp.files import write_text
 from trgp.kernels import own_kernels
 from trgp.models.lenet import ResponseNorm
 
@@ -107,7 +108,7 @@ def main() -> None:
             "torch": torch.__version__,
             "nets": rows,
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

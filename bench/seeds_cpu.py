@@ -31,6 +31,7 @@ from trgp.draws import seed_of
 from trgp.engine.batches import Part, epoch_batches
 from trgp.engine.config import configure
 from trgp.engine.pool import cores
+from trgp.files import write_text
 from trgp.results import metrics
 from trgp.results.store import find
 
@@ -202,7 +203,7 @@ def main() -> None:
             "ratio": round(ratio, 3),
             "target": TARGET,
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

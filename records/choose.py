@@ -27,6 +27,7 @@ from trgp.engine.config import configure
 from trgp.engine.machine import resolve
 from trgp.engine.pool import cores
 from trgp.engine.sweep import Place, carry_out, plan
+from trgp.files import write_text
 from trgp.methods import find
 from trgp.results.result import Result
 from trgp.sweeps import Cell
@@ -379,7 +380,7 @@ def write(path: Path, search: Search, scores: list[Score]) -> None:
                 **_how(search),
                 "cells": [{k: v for k, v in score.items() if k != "method"} for score in done],
             }
-    path.write_text(as_text(search.benchmark, search.preset, grids))
+    write_text(path, as_text(search.benchmark, search.preset, grids))
 
 
 def as_text(benchmark: str, preset: str, grids: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import reproduction
 from recorded import Wanted, changes_of, recorded
 
+from trgp.files import write_text
 from trgp.report import cells as report_cells
 from trgp.report.charts import charts
 from trgp.report.checksum import checksum
@@ -256,7 +257,7 @@ def write() -> None:
     from trgp.report.draw import drawn
 
     for page in PAGES:
-        page.write_text(filled(page.read_text()))
+        write_text(page, filled(page.read_text()))
     for path, chart in figures():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(drawn(chart)["svg"])
