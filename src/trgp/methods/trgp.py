@@ -145,6 +145,20 @@ class TRGPMethod(GPMMethod):
 
     def select(self, ctx: "Context") -> Selected:
         """The old tasks that each layer trusts, strongest first (paper, section 4.1)."""
+        squared, totals = self.held(ctx)
+        if self.scope == "task":
+            together = total_over(list(squared.values()))
+            shared = trust_region(together, sum(totals.values()), self.epsilon, self.top_k)
+            selected = dict.fromkeys(squared, shared)
+        else:
+            selected = {
+                n: trust_region(squared[n], totals[n], self.epsilon, self.top_k) for n in squared
+            }
+        selected = {n: [] if matches(n, self.no_scaling) else s for n, s in selected.items()}
+        return self.gated(selected) if self.first_layer_gate else selected
+
+    def held(self, ctx: "Context") -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+        """By layer the energy of the first gradient that old tasks' bases hold, and all of it."""
         grads = ctx.gradients(self, ctx.samples(self.selection_samples, "selection"))
         squared: dict[str, dict[int, float]] = {}
         totals: dict[str, float] = {}
@@ -160,16 +174,7 @@ class TRGPMethod(GPMMethod):
                 if t in found:
                     found[t] += float((G @ u).double().square().sum())
             squared[name], totals[name] = found, float(G.double().square().sum())
-        if self.scope == "task":
-            together = total_over(list(squared.values()))
-            shared = trust_region(together, sum(totals.values()), self.epsilon, self.top_k)
-            selected = dict.fromkeys(squared, shared)
-        else:
-            selected = {
-                n: trust_region(squared[n], totals[n], self.epsilon, self.top_k) for n in squared
-            }
-        selected = {n: [] if matches(n, self.no_scaling) else s for n, s in selected.items()}
-        return self.gated(selected) if self.first_layer_gate else selected
+        return squared, totals
 
     def candidates(self, task: int) -> range:
         return range(1, 2) if task == 2 and self.third_task_trusts_second else range(task)
