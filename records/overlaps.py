@@ -1,0 +1,150 @@
+"""What trust regions are chosen from: old tasks' bases, by size, by overlap, by what they hold.
+
+A few runs of TRGP by `watched.py`, on split CIFAR-100 of 20 epochs a task at most, from a seed that
+no record uses. What they tell goes to a JSON file beside this one. Started again with the same
+--runs it goes on where it was ended.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from choose import learnt
+from table_parts import texts
+
+from trgp.engine.config import configure
+from trgp.engine.sweep import Place
+from trgp.files import write_text
+from trgp.methods.trgp import TRGPMethod
+from trgp.results.result import Result
+from trgp.sweeps import Cell
+
+RECORD = Path(__file__).with_name("overlaps.json")
+SEED = 100
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("pmnist", {}),
+    ("split-cifar100", {"epochs": 20}),
+    ("split-cifar100", {"epochs": 20, "threshold_growth": 0.0}),
+]
+"""Benchmarks, and what is changed of the preset `paper`."""
+
+
+class Choice(NamedTuple):
+    """A layer's, of a task with more old tasks than it may trust."""
+
+    trusted: list[int]
+    sizes: list[float]
+    """By old task the number of its basis's directions."""
+    shares: list[float]
+    """And the share of the first gradient's energy that it holds."""
+
+    def is_of_latest(self) -> bool:
+        return self.is_of_most([*range(len(self.sizes))])
+
+    def is_of_largest(self) -> bool:
+        return self.is_of_most(self.sizes)
+
+    def is_of_densest(self) -> bool:
+        """Whether what is trusted holds most of the energy for a direction."""
+        return self.is_of_most([s / k for s, k in zip(self.shares, self.sizes, strict=True)])
+
+    def is_of_most(self, values: list[float]) -> bool:
+        """Whether no other old task has a higher value than a trusted one."""
+        others = [v for task, v in enumerate(values) if task not in self.trusted]
+        return min(values[task] for task in self.trusted) >= max(others)
+
+
+def cell(benchmark: str, changes: Mapping[str, Any]) -> Cell:
+    """TRGP's own settings are said one by one: presets do not know a method that is made of it."""
+    paper = configure(benchmark, "trgp").settings
+    own = {field.name: paper[field.name] for field in fields(TRGPMethod) if field.name in paper}
+    settings = {"lr": paper["lr"], **own, **changes, "score_on": "validation"}
+    return Cell(configure(benchmark, "watched:Watched", **settings), SEED)
+
+
+def told(run: Result, benchmark: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """By layer, and task by task: the directions that its basis has in common with every one up to
+    itself; from the second on what each old one holds, and whom it trusts."""
+    found, tasks = run.figures, len(run.accuracy_matrix)
+    layers = {
+        name: {
+            "common": [
+                [round(found[f"{name}: {j} in {i}"]) for j in range(i + 1)] for i in range(tasks)
+            ],
+            "shares": [
+                [round(found[f"{name}: {j} of {i}"], 5) for j in range(i)] for i in range(1, tasks)
+            ],
+            "trusted": [layer.get(name, []) for layer in (run.selected or [])[1:]],
+        }
+        for name in run.ranks or {}
+    }
+    return {
+        "benchmark": benchmark,
+        **changes,
+        "versions": dict(run.versions),
+        "device": run.device,
+        "layers": layers,
+    }
+
+
+def choices(layer: Mapping[str, Any], top_k: int) -> Iterator[Choice]:
+    sizes = [row[-1] for row in layer["common"]]
+    for trusted, shares in zip(layer["trusted"], layer["shares"], strict=True):
+        if len(shares) > top_k and len(trusted) == top_k:
+            yield Choice(trusted, sizes[: len(shares)], shares)
+
+
+def nested(layer: Mapping[str, Any]) -> list[float]:
+    """Of each basis's directions the share that the next one has too."""
+    common = layer["common"]
+    return [now[task] / common[task][task] for task, now in enumerate(common[1:])]
+
+
+def overlaps() -> str:
+    rows = []
+    for run in json.loads(RECORD.read_text())["runs"]:
+        top_k = configure(run["benchmark"], "trgp").settings["top_k"]
+        growth = run.get("threshold_growth")
+        named = run["benchmark"], "as the preset" if growth is None else f"{growth:g}"
+        for name, layer in run["layers"].items():
+            made = [*choices(layer, top_k)]
+            sizes = [row[-1] for row in layer["common"]]
+            shown = [
+                f"{sum(test(each) for each in made)}"
+                for test in (Choice.is_of_latest, Choice.is_of_largest, Choice.is_of_densest)
+            ]
+            inside = f"{100 * statistics.fmean(nested(layer)):.0f} %"
+            rows.append(
+                (*named, name, f"{sizes[0]} to {sizes[-1]}", inside, str(len(made)), *shown)
+            )
+    header = (
+        *("benchmark", "threshold's growth", "layer", "directions of the first and last basis"),
+        *("of a basis in the next one", "choices", "of the K latest", "of the K largest"),
+        "of the K that hold most for a direction",
+    )
+    return texts(header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/overlaps"), help="folder of the runs"
+    )
+    parser.add_argument("--data-root", type=Path, help="folder of the image sets")
+    args = parser.parse_args()
+    cells = [cell(*each) for each in RUNS]
+    place = Place(args.device, args.runs, args.data_root)
+    results = learnt(cells, place, args.jobs, "records/overlaps.py")
+    runs = [told(results[each], *run) for each, run in zip(cells, RUNS, strict=True)]
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    write_text(RECORD, f'{{\n "seed": {SEED},\n "runs": [\n{lines}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    main()
