@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 
 from choose import learnt
 from table_parts import texts
+from torch import nn
+from trust_regions import NETWORKS
 
 from trgp.engine.config import configure
 from trgp.engine.sweep import Place
 from trgp.files import write_text
 from trgp.methods.trgp import TRGPMethod
+from trgp.results.layout import NONE
 from trgp.results.result import Result
 from trgp.sweeps import Cell
 
@@ -38,9 +41,9 @@ class Choice(NamedTuple):
 
     trusted: list[int]
     sizes: list[float]
-    """By old task the number of its basis's directions."""
+    """By old task the share of all directions that its basis has."""
     shares: list[float]
-    """And the share of the first gradient's energy that it holds."""
+    """And of the first gradient's energy that it holds. By chance it would be the same."""
 
     def is_of_latest(self) -> bool:
         return self.is_of_most([*range(len(self.sizes))])
@@ -50,7 +53,10 @@ class Choice(NamedTuple):
 
     def is_of_densest(self) -> bool:
         """Whether what is trusted holds most of the energy for a direction."""
-        return self.is_of_most([s / k for s, k in zip(self.shares, self.sizes, strict=True)])
+        return self.is_of_most(self.times_chance())
+
+    def times_chance(self) -> list[float]:
+        return [share / size for share, size in zip(self.shares, self.sizes, strict=True)]
 
     def is_of_most(self, values: list[float]) -> bool:
         """Whether no other old task has a higher value than a trusted one."""
@@ -66,12 +72,13 @@ def cell(benchmark: str, changes: Mapping[str, Any]) -> Cell:
     return Cell(configure(benchmark, "watched:Watched", **settings), SEED)
 
 
-def told(run: Result, benchmark: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def told(run: Result, network: nn.Module, changes: Mapping[str, Any]) -> dict[str, Any]:
     """By layer, and task by task: the directions that its basis has in common with every one up to
     itself; from the second on what each old one holds, and whom it trusts."""
-    found, tasks = run.figures, len(run.accuracy_matrix)
+    found, tasks, weights = run.figures, len(run.accuracy_matrix), dict(network.named_parameters())
     layers = {
         name: {
+            "width": weights[f"{name}.weight"][0].numel(),
             "common": [
                 [round(found[f"{name}: {j} in {i}"]) for j in range(i + 1)] for i in range(tasks)
             ],
@@ -83,7 +90,7 @@ def told(run: Result, benchmark: str, changes: Mapping[str, Any]) -> dict[str, A
         for name in run.ranks or {}
     }
     return {
-        "benchmark": benchmark,
+        "benchmark": run.benchmark,
         **changes,
         "versions": dict(run.versions),
         "device": run.device,
@@ -92,7 +99,7 @@ def told(run: Result, benchmark: str, changes: Mapping[str, Any]) -> dict[str, A
 
 
 def choices(layer: Mapping[str, Any], top_k: int) -> Iterator[Choice]:
-    sizes = [row[-1] for row in layer["common"]]
+    sizes = [row[-1] / layer["width"] for row in layer["common"]]
     for trusted, shares in zip(layer["trusted"], layer["shares"], strict=True):
         if len(shares) > top_k and len(trusted) == top_k:
             yield Choice(trusted, sizes[: len(shares)], shares)
@@ -105,6 +112,7 @@ def nested(layer: Mapping[str, Any]) -> list[float]:
 
 
 def overlaps() -> str:
+    """Layer by layer, how bases grow and overlap, and what is chosen of them."""
     rows = []
     for run in json.loads(RECORD.read_text())["runs"]:
         top_k = configure(run["benchmark"], "trgp").settings["top_k"]
@@ -113,18 +121,20 @@ def overlaps() -> str:
         for name, layer in run["layers"].items():
             made = [*choices(layer, top_k)]
             sizes = [row[-1] for row in layer["common"]]
-            shown = [
-                f"{sum(test(each) for each in made)}"
-                for test in (Choice.is_of_latest, Choice.is_of_largest, Choice.is_of_densest)
-            ]
-            inside = f"{100 * statistics.fmean(nested(layer)):.0f} %"
+            ofs = (Choice.is_of_latest, Choice.is_of_largest, Choice.is_of_densest)
+            counts = [str(sum(of(each) for each in made)) for of in ofs]
+            times = [each.times_chance()[task] for each in made for task in each.trusted]
             rows.append(
-                (*named, name, f"{sizes[0]} to {sizes[-1]}", inside, str(len(made)), *shown)
+                (
+                    *(*named, name, f"{sizes[0]} to {sizes[-1]} of {layer['width']}"),
+                    *(f"{100 * statistics.fmean(nested(layer)):.0f} %", str(len(made)), *counts),
+                    f"{statistics.fmean(times):.2f}" if times else NONE,
+                )
             )
     header = (
         *("benchmark", "threshold's growth", "layer", "directions of the first and last basis"),
-        *("of a basis in the next one", "choices", "of the K latest", "of the K largest"),
-        "of the K that hold most for a direction",
+        *("of a basis, also in the next", "choices of K", "the K latest", "the K largest"),
+        *("the K with most for a direction", "energy held, in times of chance"),
     )
     return texts(header, rows)
 
@@ -141,7 +151,10 @@ def main() -> None:
     cells = [cell(*each) for each in RUNS]
     place = Place(args.device, args.runs, args.data_root)
     results = learnt(cells, place, args.jobs, "records/overlaps.py")
-    runs = [told(results[each], *run) for each, run in zip(cells, RUNS, strict=True)]
+    runs = [
+        told(results[each], NETWORKS[benchmark](), changes)
+        for each, (benchmark, changes) in zip(cells, RUNS, strict=True)
+    ]
     lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     write_text(RECORD, f'{{\n "seed": {SEED},\n "runs": [\n{lines}\n ]\n}}\n')
 

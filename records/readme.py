@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import reproduction
+from overlaps import overlaps
 from recorded import Wanted, changes_of, recorded
 
 from trgp.files import write_text
@@ -140,9 +141,9 @@ def _shown(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _explained(benchmark: str) -> str:
+def _explained(experiment: str) -> str:
     """What moves the methods that miss their published figures."""
-    record = json.loads((RECORDS / f"explain-{benchmark}.json").read_text())
+    record = json.loads((RECORDS / f"explain-{experiment}.json").read_text())
     rows = []
     for cell in record["cells"]:
         told = ("method", "acc", "bwt", "a_ii")
@@ -190,6 +191,8 @@ TABLES |= {
     "overhead": _with("jobs", reproduction.TABLES["overhead"]),
     "explained_pmnist": lambda: _explained("pmnist"),
     "explained_cifar": lambda: _explained("split-cifar100"),
+    "explained_short": lambda: _explained("split-cifar100-short"),
+    "overlaps": overlaps,
     "precision": precision,
 }
 

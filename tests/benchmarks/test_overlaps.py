@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import trgp
+from trgp import benchmarks
 
 RECORDS = Path(__file__).parents[2] / "records"
 
@@ -41,7 +42,8 @@ def test_it_is_trgp_and_tells_what_it_chooses_from(overlaps: Any, tmp_path: Path
     (own,) = trgp.run("split-digits", "watched:Watched", out=tmp_path, device="cpu", **asked)
     assert (own.curves, own.accuracy_matrix) == (plain.curves, plain.accuracy_matrix)
     assert (own.selected, own.ranks) == (plain.selected, plain.ranks)
-    layers = overlaps.told(own, "split-digits", {})["layers"]
+    network = benchmarks.load("split-digits", seed=0, tasks=4).make_network()
+    layers = overlaps.told(own, network, {})["layers"]
     assert [*layers] == [*(plain.ranks or {})]
     for name, layer in layers.items():
         check(layer, (plain.ranks or {})[name], 0.4)
@@ -75,7 +77,29 @@ def test_settings_are_those_of_the_preset(overlaps: Any) -> None:
 def test_choices_are_told_by_what_they_are_of(
     overlaps: Any, trusted: list[int], latest: bool, largest: bool, densest: bool
 ) -> None:
-    choice = overlaps.Choice(trusted, [9, 3, 5], [0.5, 0.4, 0.6])
+    choice = overlaps.Choice(trusted, [0.9, 0.3, 0.5], [0.5, 0.4, 0.6])
     assert choice.is_of_latest() == latest
     assert choice.is_of_largest() == largest
     assert choice.is_of_densest() == densest
+    assert choice.times_chance() == pytest.approx([5 / 9, 4 / 3, 1.2])
+
+
+def test_the_table_counts_choices_layer_by_layer(
+    overlaps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks with two old ones had no choice, nor had a layer that trusts one alone."""
+    layer = {
+        "width": 10,
+        "common": [[4], [4, 5], [2, 5, 6], [3, 5, 6, 7], [3, 5, 6, 7, 8]],
+        "shares": [[0.5], [0.5, 0.6], [0.4, 0.7, 0.9], [0.8, 0.9, 0.6, 0.3]],
+        "trusted": [[0], [1, 0], [2, 1], [1, 0]],
+    }
+    lone = {**layer, "trusted": [[0], [1], [2], [1]]}
+    runs = [{"benchmark": "pmnist", "threshold_growth": 0.0, "layers": {"a": layer, "b": lone}}]
+    monkeypatch.setattr(overlaps, "RECORD", tmp_path / "some.json")
+    overlaps.RECORD.write_text(json.dumps({"runs": runs}))
+    # Nested by 4 of 4, 5 of 5, 6 of 6 and 7 of 7; held are 0.9/0.6, 0.7/0.5, 0.9/0.5 and 0.8/0.4.
+    assert overlaps.overlaps().splitlines()[2:] == [
+        "| pmnist | 0 | a | 4 to 8 of 10 | 100 % | 2 | 1 | 1 | 2 | 1.68 |",
+        "| pmnist | 0 | b | 4 to 8 of 10 | 100 % | 0 | 0 | 0 | 0 | – |",
+    ]
