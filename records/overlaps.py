@@ -6,9 +6,10 @@ no record uses. What they tell goes to a JSON file beside this one. Started agai
 """
 
 import argparse
+import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 
 
 class Choice(NamedTuple):
-    """A layer's, of a task with more old tasks than it may trust."""
+    """A layer's, of a task with more old tasks than it may trust; it trusts as many as it may."""
 
     trusted: list[int]
     sizes: list[float]
@@ -45,23 +46,21 @@ class Choice(NamedTuple):
     shares: list[float]
     """And of the first gradient's energy that it holds. By chance it would be the same."""
 
-    def is_of_latest(self) -> bool:
-        return self.is_of_most([*range(len(self.sizes))])
+    def lead(self, values: Sequence[float]) -> float:
+        """By how much the least value of a trusted task is above the greatest of another."""
+        others = [value for task, value in enumerate(values) if task not in self.trusted]
+        return min(values[task] for task in self.trusted) - max(others)
 
-    def is_of_largest(self) -> bool:
-        return self.is_of_most(self.sizes)
+    def above_chance(self, *, trusted: bool) -> list[float]:
+        """Of the energy that chance would leave, what these tasks' bases hold: 0 is chance, 1 all.
 
-    def is_of_densest(self) -> bool:
-        """Whether what is trusted holds most of the energy for a direction."""
-        return self.is_of_most(self.times_chance())
-
-    def times_chance(self) -> list[float]:
-        return [share / size for share, size in zip(self.shares, self.sizes, strict=True)]
-
-    def is_of_most(self, values: list[float]) -> bool:
-        """Whether no other old task has a higher value than a trusted one."""
-        others = [v for task, v in enumerate(values) if task not in self.trusted]
-        return min(values[task] for task in self.trusted) >= max(others)
+        A basis of all directions leaves none.
+        """
+        return [
+            (share - size) / (1 - size)
+            for task, (share, size) in enumerate(zip(self.shares, self.sizes, strict=True))
+            if (task in self.trusted) == trusted and size < 1
+        ]
 
 
 def cell(benchmark: str, changes: Mapping[str, Any]) -> Cell:
@@ -73,12 +72,14 @@ def cell(benchmark: str, changes: Mapping[str, Any]) -> Cell:
 
 
 def told(run: Result, network: nn.Module, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """By layer, and task by task: the directions that its basis has in common with every one up to
-    itself; from the second on what each old one holds, and whom it trusts."""
+    """By layer the width of its inputs, and task by task: the directions in memory; those that its
+    basis has in common with every one up to itself; from the second on what each old one holds,
+    and whom it trusts."""
     found, tasks, weights = run.figures, len(run.accuracy_matrix), dict(network.named_parameters())
     layers = {
         name: {
             "width": weights[f"{name}.weight"][0].numel(),
+            "memory": memory,
             "common": [
                 [round(found[f"{name}: {j} in {i}"]) for j in range(i + 1)] for i in range(tasks)
             ],
@@ -87,7 +88,7 @@ def told(run: Result, network: nn.Module, changes: Mapping[str, Any]) -> dict[st
             ],
             "trusted": [layer.get(name, []) for layer in (run.selected or [])[1:]],
         }
-        for name in run.ranks or {}
+        for name, memory in (run.ranks or {}).items()
     }
     return {
         "benchmark": run.benchmark,
@@ -107,8 +108,18 @@ def choices(layer: Mapping[str, Any], top_k: int) -> Iterator[Choice]:
 
 def nested(layer: Mapping[str, Any]) -> list[float]:
     """Of each basis's directions the share that the next one has too."""
-    common = layer["common"]
-    return [now[task] / common[task][task] for task, now in enumerate(common[1:])]
+    return [row[-2] / before[-1] for before, row in itertools.pairwise(layer["common"])]
+
+
+def nested_by_chance(layer: Mapping[str, Any]) -> list[float]:
+    """The same if the next one took as many at random of those that were in memory before."""
+    sizes = [row[-1] for row in layer["common"]]
+    return [
+        (size - (after - before)) / before
+        for size, (before, after) in zip(
+            sizes[1:], itertools.pairwise(layer["memory"]), strict=True
+        )
+    ]
 
 
 def overlaps() -> str:
@@ -119,24 +130,32 @@ def overlaps() -> str:
         growth = run.get("threshold_growth")
         named = run["benchmark"], "as the preset" if growth is None else f"{growth:g}"
         for name, layer in run["layers"].items():
-            made = [*choices(layer, top_k)]
             sizes = [row[-1] for row in layer["common"]]
-            ofs = (Choice.is_of_latest, Choice.is_of_largest, Choice.is_of_densest)
-            counts = [str(sum(of(each) for each in made)) for of in ofs]
-            times = [each.times_chance()[task] for each in made for task in each.trusted]
-            rows.append(
-                (
-                    *(*named, name, f"{sizes[0]} to {sizes[-1]} of {layer['width']}"),
-                    *(f"{100 * statistics.fmean(nested(layer)):.0f} %", str(len(made)), *counts),
-                    f"{statistics.fmean(times):.2f}" if times else NONE,
-                )
-            )
+            grown = f"{sizes[0]} to {sizes[-1]} of {layer['width']}"
+            inside = nested(layer)
+            least = f"{_percent(inside)} ({_percent([min(inside)])})"
+            shown = (grown, least, _percent(nested_by_chance(layer)))
+            made = [*choices(layer, top_k)]
+            latest = sum(each.lead(range(len(each.sizes))) > 0 for each in made)
+            leads = [each.lead(each.sizes) for each in made]
+            largest, ties = sum(lead > 0 for lead in leads), sum(lead == 0 for lead in leads)
+            counts = [str(count) for count in (len(made), latest, largest, ties)]
+            held = [
+                _percent([value for each in made for value in each.above_chance(trusted=which)])
+                for which in (True, False)
+            ]
+            rows.append((*named, name, *shown, *counts, *held))
     header = (
-        *("benchmark", "threshold's growth", "layer", "directions of the first and last basis"),
-        *("of a basis, also in the next", "choices of K", "the K latest", "the K largest"),
-        *("the K with most for a direction", "energy held, in times of chance"),
+        *("benchmark", "threshold's growth", "layer", "directions, first and last basis"),
+        *("of a basis, also in the next: mean (least)", "by chance"),
+        *("choices of K", "the K latest", "the K largest", "as large as others"),
+        *("above chance: trusted", "left out"),
     )
     return texts(header, rows)
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(values):.0f} %" if values else NONE
 
 
 def main() -> None:

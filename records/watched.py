@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watched(TRGPMethod):
-    """TRGP, with what its bases have in common and what they hold of first gradients."""
+    """TRGP, with what its bases have in common and what they hold of first gradients.
+
+    Without quirks: with those bases leave the memory, and tasks are no candidates.
+    """
 
     def begin_task(self, ctx: "Context") -> tuple[Params, State]:
         params, state = super().begin_task(ctx)
         if ctx.task:
             squared, totals = self.held(ctx)
             for name, of in squared.items():
-                shares = torch.tensor([of[j] / totals[name] for j in sorted(of)])
+                shares = torch.tensor([of[j] / (totals[name] or 1.0) for j in sorted(of)])
                 state = put(state, shares, "watched", str(ctx.task), name)
         return params, state
 

@@ -37,6 +37,7 @@ def test_every_record_holds_the_settings_of_its_experiment(explain: Any) -> None
         asked = [written({"method": s.method, **s.values}) for s in settings]
         assert sorted(map(written, record["cells"])) == sorted(asked)
         assert (record["benchmark"], record["epochs"]) == (search.benchmark, search.epochs)
+        assert (record["seeds"], record["tasks"]) == (list(search.seeds), 10)
 
 
 def test_owm_of_linear_layers_leaves_convolutions_alone(explain: Any) -> None:
