@@ -121,7 +121,10 @@ class PageDriver:
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                url = message["params"]["request"]["url"]
-                if not url.startswith(("data:", "about:", "chrome:")):  # all within the browser
+                url, by = message["params"]["request"]["url"], message["params"]["documentURL"]
+                # What stays within the browser, and what its own pages ask for as it starts.
+                if not url.startswith(("data:", "about:", "chrome")) and not by.startswith(
+                    "chrome"
+                ):
                     asked.append(url)
         return asked
