@@ -129,22 +129,7 @@ def overlaps() -> str:
         top_k = configure(run["benchmark"], "trgp").settings["top_k"]
         growth = run.get("threshold_growth")
         named = run["benchmark"], "as the preset" if growth is None else f"{growth:g}"
-        for name, layer in run["layers"].items():
-            sizes = [row[-1] for row in layer["common"]]
-            grown = f"{sizes[0]} to {sizes[-1]} of {layer['width']}"
-            inside = nested(layer)
-            least = f"{_percent(inside)} ({_percent([min(inside)])})"
-            shown = (grown, least, _percent(nested_by_chance(layer)))
-            made = [*choices(layer, top_k)]
-            latest = sum(each.lead(range(len(each.sizes))) > 0 for each in made)
-            leads = [each.lead(each.sizes) for each in made]
-            largest, ties = sum(lead > 0 for lead in leads), sum(lead == 0 for lead in leads)
-            counts = [str(count) for count in (len(made), latest, largest, ties)]
-            held = [
-                _percent([value for each in made for value in each.above_chance(trusted=which)])
-                for which in (True, False)
-            ]
-            rows.append((*named, name, *shown, *counts, *held))
+        rows += [(*named, name, *_row(layer, top_k)) for name, layer in run["layers"].items()]
     header = (
         *("benchmark", "threshold's growth", "layer", "directions, first and last basis"),
         *("of a basis, also in the next: mean (least)", "by chance"),
@@ -152,6 +137,22 @@ def overlaps() -> str:
         *("above chance: trusted", "left out"),
     )
     return texts(header, rows)
+
+
+def _row(layer: Mapping[str, Any], top_k: int) -> Iterator[str]:
+    sizes = [row[-1] for row in layer["common"]]
+    yield f"{sizes[0]} to {sizes[-1]} of {layer['width']}"
+    inside = nested(layer)
+    yield f"{_percent(inside)} ({_percent([min(inside)])})"
+    yield _percent(nested_by_chance(layer))
+    made = [*choices(layer, top_k)]
+    latest = [each.lead(range(len(each.sizes))) > 0 for each in made]
+    leads = [each.lead(each.sizes) for each in made]
+    largest, ties = [lead > 0 for lead in leads], [lead == 0 for lead in leads]
+    yield str(len(made))
+    yield from (str(sum(counted)) for counted in (latest, largest, ties))
+    for trusted in (True, False):
+        yield _percent([v for each in made for v in each.above_chance(trusted=trusted)])
 
 
 def _percent(values: Sequence[float]) -> str:

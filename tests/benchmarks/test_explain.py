@@ -45,3 +45,12 @@ def test_owm_of_linear_layers_leaves_convolutions_alone(explain: Any) -> None:
     bound = configure("split-cifar100", "partly:LinearOWM", norm="shared").method.bind(network)
     assert [*bound.layers] == ["fc1", "fc2"]
     assert not bound.frozen(1)
+
+
+def test_the_network_with_averages_is_the_published_one_but_for_them(explain: Any) -> None:
+    from running import alexnet
+
+    plain, own = AlexNet(2, 10).state_dict(), alexnet(2, 10).state_dict()
+    added = {name: own[name].shape for name in own.keys() - plain.keys()}
+    assert {name: own[name].shape for name in plain} == {n: w.shape for n, w in plain.items()}
+    assert {name.split(".")[0] for name in added} == {f"bn{k}" for k in range(1, 6)}

@@ -7,6 +7,7 @@ from typing import Any
 
 STEP = 0.02  # seconds between two looks
 LIMIT = 60  # seconds that anything may take
+WITHIN = ("data:", "about:", "chrome:", "chrome-untrusted:")  # the browser, and its own pages
 
 
 class PageDriver:
@@ -121,10 +122,7 @@ class PageDriver:
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                url, by = message["params"]["request"]["url"], message["params"]["documentURL"]
-                # What stays within the browser, and what its own pages ask for as it starts.
-                if not url.startswith(("data:", "about:", "chrome")) and not by.startswith(
-                    "chrome"
-                ):
+                url = message["params"]["request"]["url"]
+                if not url.startswith(WITHIN):
                     asked.append(url)
         return asked
