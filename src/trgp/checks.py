@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .core.layers import Layer
 from .core.plan import NORMS, Norm, Plan, matches
@@ -28,6 +29,17 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
+def one_process() -> None:
+    """Refuse a distributed process group of several ranks: each would keep a memory of its own."""
+    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if group and torch.distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f"This process is one of {torch.distributed.get_world_size()} in a distributed group, "
+            "which this version does not support: every rank would protect its own data alone. "
+            "Train in a single process."
+        )
+
+
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
     """Protected and frozen layers must still be the ones the learner was made for."""
     modules = set(model.modules())
@@ -48,6 +60,19 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
             raise RuntimeError(
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
                 "of the original shape back."
+            )
+
+
+def whole(
+    layers: Mapping[str, Layer], memory: Mapping[str, Memory], tasks: Sequence[TaskId]
+) -> None:
+    """Between tasks no layer may have scalings, and every memory must hold every learnt task."""
+    for name, layer in layers.items():
+        begun = any(is_parametrized(slot.module, slot.attribute) for slot in layer.places)
+        if begun or list(memory[name].masks) != list(tasks):
+            raise RuntimeError(
+                f"begin_task or end_task was interrupted half-way, in layer '{name}'; go back to "
+                "the last save."
             )
 
 

@@ -326,6 +326,7 @@ class GPM:
         """Write bases, scalings and per-task copies; the model's weights only if asked to."""
         self._require_idle("save")
         self._meet_model()
+        self._check_active()
         state.save(self, path, include_model=include_model)
 
     @classmethod
@@ -417,6 +418,7 @@ class GPM:
     @torch.inference_mode(False)
     def _meet_model(self) -> None:
         """Whatever the user has done to the model since: refuse it, or follow it."""
+        checks.one_process()
         checks.present(self._bare, self._plan, self._memory)
         # What every task has for itself may be exchanged, and heads may have been added.
         self._plan.per_task = per_task_tensors(self._bare, self.exclude, self.per_task, self.norm)
@@ -510,6 +512,8 @@ class GPM:
     @torch.no_grad()
     def _check_active(self) -> None:
         """The model must hold the weights it was left with: the rest is computed from them."""
+        if self._open is None:
+            checks.whole(self._plan.layers, self._memory, list(self._tasks))
         if self._open is None and self._active is not None and not self._visits:
             for name, K in self._coordinates(self._active).items():
                 if checks.strayed(self._plan.layers[name], self._memory[name].M, K):
