@@ -8,6 +8,7 @@ from .core.plan import matches
 from .core.subspace import TaskId
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
+RankOption = float | Mapping[str, float] | None
 
 
 def check_option(name: str, option: Option, *, zero: bool) -> Option:
@@ -38,6 +39,28 @@ def _value(name: str, value: object, *, zero: bool) -> float:
         interval = "[0, 1]" if zero else "(0, 1]"
         raise ValueError(f"{name} must be a number in {interval}, not {value!r}.")
     return number
+
+
+def check_rank(option: RankOption) -> RankOption:
+    """Check most directions of a layer: a whole number, a share in (0, 1], or these by pattern."""
+    for value in option.values() if isinstance(option, Mapping) else [option]:
+        whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
+        share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < value <= 1
+        if value is not None and not whole and not share:
+            raise ValueError(
+                "max_rank must be a whole number of at least 1, a share in (0, 1], a mapping from "
+                f"patterns to either, or None, not {value!r}."
+            )
+    return dict(option) if isinstance(option, Mapping) else option
+
+
+def rank_of(option: RankOption, layer: str, inputs: int) -> int | None:
+    """Return the most directions of a layer with so many inputs; the first pattern decides."""
+    if isinstance(option, Mapping):
+        option = next((v for p, v in option.items() if matches(layer, [p])), None)
+    if option is None or isinstance(option, Integral):
+        return option
+    return max(1, int(option * inputs))
 
 
 def check_count(name: str, value: int) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trgp.core import drifting
-from trgp.core.scaling import effective_weight
+from trgp.core.literal import effective_weight
 
 STEPS = 30
 RATE = 0.2

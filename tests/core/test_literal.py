@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trgp.core import literal
-from trgp.core.scaling import effective_weight
+from trgp.core.literal import effective_weight
 
 
 def orthonormal(draw: torch.Generator, g: int, n: int, m: int) -> Tensor:

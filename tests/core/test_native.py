@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trgp.core import native
-from trgp.core.guard import with_coordinates
+from trgp.core.keep import with_coordinates
 from trgp.core.products import plus_product
-from trgp.core.scaling import effective_weight
+from trgp.core.literal import effective_weight
 from trgp.core.subspace import columns_of
 
 STEPS = 50

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from trgp.core import native
 from trgp.core.branches import side_by_side
-from trgp.core.scaling import effective_weight
+from trgp.core.literal import effective_weight
 from trgp.data import Tensors
 from trgp.engine import captured, learning
 from trgp.engine.batches import Part

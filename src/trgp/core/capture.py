@@ -48,6 +48,18 @@ class Gram:
         dtype = torch.promote_types(columns.dtype, torch.float32)
         self.eps = max(self.eps, torch.finfo(dtype).eps)
 
+    def reduce(
+        self, summed: Callable[[Tensor], Tensor], largest: Callable[[float, torch.device], float]
+    ) -> None:
+        """Join what several processes have seen, by functions that sum and compare over them."""
+        columns = torch.tensor(self.columns, device=self.A.device)
+        seen = int(summed(columns.clone()))
+        summed(self.A)
+        self.eps = largest(self.eps, self.A.device)
+        if seen != self.columns:  # the columns themselves are elsewhere
+            self.few = []
+        self.columns = seen
+
 
 class GramCapture:
     """Accumulates one Gram matrix a layer while a model runs under `observing`."""

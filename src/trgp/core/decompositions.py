@@ -25,6 +25,12 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return Q, R
 
 
+def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, the singular values, descending, and V' of matrices (..., o, n)."""
+    U, values, Vt = _by_one_stream(torch.linalg.svd, A, full_matrices=False)
+    return U, values, Vt
+
+
 def cholesky(A: Tensor) -> Tensor:
     """L with A = L L'."""
     L: Tensor = _by_one_stream(torch.linalg.cholesky, A)

@@ -23,16 +23,13 @@ UNPROTECTABLE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, _ConvTransposeNd)
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter by its place, since a parametrization or `model.to` may change what is there."""
+    """A parameter by its place, since `model.to` or a load may change what is there."""
 
     module: nn.Module
     attribute: str
 
     @property
     def param(self) -> nn.Parameter:
-        if parametrize.is_parametrized(self.module, self.attribute):
-            lists = cast(nn.ModuleDict, self.module.parametrizations)
-            return cast(nn.Parameter, lists[self.attribute].original)
         return cast(nn.Parameter, getattr(self.module, self.attribute))
 
 
@@ -56,12 +53,6 @@ class Layer:
     biases: list[Slot]
     groups: int
     sites: list[Site]
-    order: dict[nn.Module, list[str]]  # of the parameters of every module it is used in
-
-    @property
-    def places(self) -> list[Slot]:
-        """Every place where the weight or a bias can be found, always in the same order."""
-        return places_of(self.sites)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -108,11 +99,6 @@ class Layer:
         return torch.cat([columns, columns.new_tensor(ones).expand(*columns.shape[:2], -1)], dim=2)
 
 
-def places_of(sites: Sequence[Site]) -> list[Slot]:
-    slots = (slot for s in sites for slot in (s.weight, s.bias) if slot is not None)
-    return list(dict.fromkeys(slots))
-
-
 def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
     """Where a module applies weights to inputs, as (layer name, site)."""
     kind = type(module)
@@ -127,8 +113,7 @@ def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
     if any(_computed(part) for part in (module, *module.children())):
         raise TypeError(
             f"Layer '{name}' computes its weight from other parameters (weight norm, pruning, "
-            "another parametrization, or a task that another learner has begun and not ended), "
-            f"which cannot be protected; remove that or {advice}."
+            f"another parametrization), which cannot be protected; remove that or {advice}."
         )
     if any(p.is_complex() for p in module.parameters()):
         raise TypeError(f"Layer '{name}' has complex weights, which cannot be protected; {advice}.")

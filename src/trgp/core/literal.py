@@ -23,6 +23,14 @@ from .precision import full_precision
 from .products import plus_product, product
 
 
+def effective_weight(W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tensor]) -> Tensor:
+    """W (g, o, n) + sum_j (W B_j) S_j B_j', with B_j (g, n, r_j), S_j = Q_j - I (g, r_j, r_j)."""
+    total = W
+    for B, S in zip(bases, scalings, strict=True):
+        total = total + ((W @ B) @ S) @ B.mT
+    return total
+
+
 class Trusted(NamedTuple):
     """What stays constant in a layer while a task is learnt."""
 

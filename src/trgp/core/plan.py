@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from .layers import PROTECTABLE, Layer, Site, Slot, join, places_of, sites_of
+from .layers import PROTECTABLE, Layer, Site, Slot, join, sites_of
 
 Norm = Literal["freeze", "per_task", "shared"]
 
@@ -157,8 +157,7 @@ def _layer(
             place, slot = owners[bias.param][0]
             if place in free:
                 biases[bias.param] = slot
-    order = {slot.module: list(slot.module._parameters) for slot in places_of(sites)}
-    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites, order)
+    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites)
 
 
 def _trainable(module: nn.Module) -> bool:

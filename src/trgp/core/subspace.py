@@ -6,67 +6,15 @@ their squared singular values are the eigenvectors of (I - MM') A (I - MM'). Whe
 these come from the smaller R' (I - MM') R.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .capture import Gram
 from .decompositions import eigh, qr
-from .precision import full_precision
 
 TaskId = int | str
-
-
-@dataclass
-class Memory:
-    """What a layer must not forget.
-
-    M (g, n, m) is an orthonormal basis of every protected direction, group by group; a group of
-    lower rank has zero columns on the right, which contribute nothing anywhere.
-    C = W M (g, o, m) is the shared weight's part inside span(M): frozen for good, it is what all
-    old tasks rely on. A column never changes its place, so the basis of task j is a mask over them.
-    """
-
-    M: Tensor
-    C: Tensor
-    ranks: Tensor  # (g,) columns in use
-    masks: dict[TaskId, Tensor]  # per task, (g, m at that time) bool: B_j = M[:, mask]
-
-    @classmethod
-    def empty(cls, groups: int, outputs: int, inputs: int, like: Tensor) -> "Memory":
-        return cls(
-            M=like.new_zeros(groups, inputs, 0),
-            C=like.new_zeros(groups, outputs, 0),
-            ranks=torch.zeros(groups, dtype=torch.long, device=like.device),
-            masks={},
-        )
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Memory":
-        return Memory(
-            M=self.M.to(device, dtype),
-            C=self.C.to(device, dtype),
-            ranks=self.ranks.to(device),
-            masks={task: mask.to(device) for task, mask in self.masks.items()},
-        )
-
-    def basis(self, task: TaskId) -> Tensor:
-        """B_j (g, n, r_j)."""
-        return columns_of(self.M, self.masks[task])
-
-    @full_precision
-    def grown(self, extension: "Extension", W: Tensor, task: TaskId) -> "Memory":
-        """The memory after a task, given the shared weight W it ended with."""
-        C = W @ extension.M
-        frozen = torch.arange(self.C.shape[2], device=C.device) < self.ranks[:, None]
-        m = self.C.shape[2]
-        C[:, :, :m] = self.C.where(frozen[:, None, :], C[:, :, :m])  # never rounded again
-        masks = self.masks | {task: extension.mask}
-        return Memory(extension.M, C, extension.ranks, masks)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.M, self.C, *self.masks.values()))
 
 
 @dataclass
@@ -76,18 +24,26 @@ class Extension:
     M: Tensor  # (g, n, m'), the old columns first
     ranks: Tensor
     mask: Tensor  # (g, m') the columns that make B_t
+    left_out: int = 0  # directions that the threshold wants and a limit forbids
 
     def to(self, dtype: torch.dtype) -> "Extension":
-        return Extension(self.M.to(dtype), self.ranks, self.mask)
+        return Extension(self.M.to(dtype), self.ranks, self.mask, self.left_out)
 
 
 def extend(
-    M: Tensor, ranks: Tensor, gram: Gram, *, threshold: float, pooled: bool = True
+    M: Tensor,
+    ranks: Tensor,
+    gram: Gram,
+    *,
+    threshold: float,
+    pooled: bool = True,
+    most: int | None = None,
 ) -> Extension:
     """The shortest choice of old and new directions that holds `threshold` of A's energy.
 
     With `pooled`, old and new directions compete by the energy they hold (TRGP); without, every old
     direction counts before any new one (GPM). Energies below n * eps * lambda_max count as zero.
+    Of the new ones at most as many are taken as leave M with `most` columns, the strongest.
     """
     A = gram.A
     M64 = M.to(A.dtype)
@@ -103,7 +59,12 @@ def extend(
 
     held = torch.cat([old.where(old > zero[:, None], 0.0), new], dim=1)
     chosen = _shortest(held, threshold, energy, ahead=0 if pooled else m)
-    return _appended(M64, ranks, chosen, vectors).to(M.dtype)
+    left_out = 0
+    if most is not None:  # new directions come by their energy: the first are the strongest
+        room = torch.arange(values.shape[1], device=A.device) < (most - ranks)[:, None]
+        left_out = int((chosen[:, m:] & ~room).sum())
+        chosen[:, m:] &= room
+    return replace(_appended(M64, ranks, chosen, vectors).to(M.dtype), left_out=left_out)
 
 
 def _shortest(held: Tensor, threshold: float, energy: Tensor, ahead: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import native
 from ..core.capture import Gram
-from ..core.guard import with_coordinates
+from ..core.keep import with_coordinates
 from ..core.subspace import Extension, extend
 from ..options import check_count
 from ..tree import State, level, put, tensors

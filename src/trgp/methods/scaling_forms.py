@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core import drifting, literal, native
-from ..core.scaling import effective_weight
-from ..core.subspace import Memory
-from ..task import Change
+from ..core.literal import effective_weight
+from ..core.memory import Change, Memory
 from .base import Params
 from .protected import Directions, Protected
 

@@ -1,61 +1,88 @@
 """The gradient of a task's loss, layer by layer: what the trust region is measured by."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .batches import samples_in, tensors_in
-from .capture import check_finite_input, observing
-from .layers import Layer, Site
+from ..core.capture import check_finite_input, observing
+from ..core.layers import Layer, Site
+from .loader_batches import samples_in, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 def layer_gradients(
-    model: nn.Module, layers: Mapping[str, Layer], batches: Iterable[Any], loss_fn: LossFn
-) -> dict[str, Tensor]:
-    """dL/dW over all batches, up to a factor, per layer as (g, o, n); no `.grad` is touched.
+    model: nn.Module,
+    layers: Mapping[str, Layer],
+    batches: Iterable[Any],
+    loss_fn: LossFn,
+    others: Mapping[str, nn.Parameter],
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return dL/dW over all batches, up to a factor, per layer as (g, o, n); no `.grad` is touched.
 
-    Refuses, by name, a layer with unusable inputs or gradients, and one whose weight reaches the
-    model's output by another way than the layer's own call: its inputs there would stay unseen.
+    Also return which of the other parameters, by name, have a gradient at all. Refuses, by name, a
+    layer with unusable inputs or gradients, and one whose weight reaches the model's output by
+    another way than the layer's own call: its inputs there would stay unseen.
     """
     sums = {name: torch.zeros_like(layer.matrix()) for name, layer in layers.items()}
     params = [p for layer in layers.values() for p in layer.params]
     trained = [p for p in params if p.requires_grad]
+    left = {name: p for name, p in others.items() if p.requires_grad}
+    used: set[str] = set()
+    called: set[str] = set()
+
+    def see(layer: Layer, site: Site, x: Tensor) -> None:
+        called.add(layer.name)
+        check_finite_input(layer, x)
+
     for batch in batches:
         with (
             torch.enable_grad(),
-            observing(layers.values(), _check),
+            observing(layers.values(), see),
             _called_by_alias(layers.values()) as alias,
             _outputs(model) as outputs,
         ):
             loss = _check_loss(loss_fn(model, batch))
+        require_called(called)
         if not trained:
             continue
         _refuse_other_ways(layers, trained, outputs or [loss])
         # In a call the alias is used; a penalty on the weights, say, finds the parameter itself.
         ends = [*(alias[p] for p in trained), *trained]
-        parts = torch.autograd.grad(loss, ends, allow_unused=True)
+        parts = torch.autograd.grad(loss, [*ends, *left.values()], allow_unused=True)
+        used |= {
+            name for name, part in zip(left, parts[len(ends) :], strict=True) if part is not None
+        }
         gradients = {p: torch.zeros_like(p) for p in params}
-        for p, part in zip([*trained, *trained], parts, strict=True):
+        for p, part in zip([*trained, *trained], parts[: len(ends)], strict=True):
             if part is not None:
                 gradients[p] += part
         for name, layer in layers.items():
             # Batches may differ in size: the mean over all samples weighs each by its own.
             sums[name] += samples_in(batch) * layer.pack([gradients[p] for p in layer.params])
-    for name, G in sums.items():
+    return sums, sorted(used)
+
+
+def require_called(called: Collection[str]) -> None:
+    """Refuse a pass in which no protected layer was called: the task would be forgotten."""
+    if not called:
+        raise ValueError(
+            "loss_fn called no protected layer of the model, so nothing of this task could be "
+            "remembered; compute the loss with the model that loss_fn is given, and with adapters "
+            "enabled."
+        )
+
+
+def require_finite(gradients: Mapping[str, Tensor]) -> None:
+    """Refuse a gradient with a NaN or an infinity in it, naming the layer."""
+    for name, G in gradients.items():
         if not bool(G.isfinite().all()):
             raise ValueError(
                 f"The gradient of layer '{name}' is NaN or infinite; check the loss and the data."
             )
-    return sums
-
-
-def _check(layer: Layer, site: Site, x: Tensor) -> None:
-    check_finite_input(layer, x)
 
 
 @contextmanager

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from .core.layers import Layer
-from .core.plan import NORMS, Norm, Plan, matches
-from .core.precision import full_precision
-from .core.scaling import Scaling
-from .core.subspace import Memory, TaskId
+from ..core.layers import Layer
+from ..core.memory import Memory
+from ..core.plan import NORMS, Norm, Plan, matches
+from ..core.precision import full_precision
+from ..core.subspace import TaskId
+from .layer_guard import LayerGuard
 
-DIVERGED = 1e6  # a scaling this far from the identity has left every sensible weight behind
+DIVERGED = 1e6  # coordinates so many times the shared weight's have left every sensible one behind
 
 
 def task_id(task: Any) -> TaskId:
@@ -29,15 +29,16 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
-def one_process() -> None:
-    """Refuse a distributed process group of several ranks: each would keep a memory of its own."""
-    group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if group and torch.distributed.get_world_size() > 1:
-        raise RuntimeError(
-            f"This process is one of {torch.distributed.get_world_size()} in a distributed group, "
-            "which this version does not support: every rank would protect its own data alone. "
-            "Train in a single process."
-        )
+def whole_parameters(model: nn.Module) -> None:
+    """Refuse parameters of which this process holds a part, or none for now."""
+    for name, param in model.named_parameters():
+        kind = type(param).__name__
+        if kind == "DTensor" or hasattr(param, "placements") or hasattr(param, "ds_id"):
+            how = "DeepSpeed ZeRO-3" if hasattr(param, "ds_id") else "FSDP2 or tensor parallelism"
+            raise TypeError(
+                f"'{name}' is spread over processes ({how}), which cannot be protected yet; train "
+                "with DistributedDataParallel, which holds every parameter whole."
+            )
 
 
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
@@ -60,19 +61,6 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
             raise RuntimeError(
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
                 "of the original shape back."
-            )
-
-
-def whole(
-    layers: Mapping[str, Layer], memory: Mapping[str, Memory], tasks: Sequence[TaskId]
-) -> None:
-    """Between tasks no layer may have scalings, and every memory must hold every learnt task."""
-    for name, layer in layers.items():
-        begun = any(is_parametrized(slot.module, slot.attribute) for slot in layer.places)
-        if begun or list(memory[name].masks) != list(tasks):
-            raise RuntimeError(
-                f"begin_task or end_task was interrupted half-way, in layer '{name}'; go back to "
-                "the last save."
             )
 
 
@@ -117,29 +105,20 @@ def loose_buffers(model: nn.Module, plan: Plan, exclude: Sequence[str]) -> dict[
     return found
 
 
-def trained(
-    layers: Mapping[str, Layer], memory: Mapping[str, Memory], scalings: Mapping[str, Scaling]
-) -> None:
-    """What training has left must be finite, and outside the protected space."""
-    for name, scaling in scalings.items():
-        largest = float(torch.cat([S.detach().abs().flatten() for S in scaling.S]).max())
-        if not largest < DIVERGED:
+def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> None:
+    """What training has left must be finite, and of a sensible size inside the trust region."""
+    for name, guard in guards.items():
+        K, C = guard.K, guard.region.C
+        if guard.region.blocks and not float((K - C).norm()) < DIVERGED * float(C.norm() + 1):
             raise RuntimeError(
-                f"The scalings of layer '{name}' have diverged (largest entry {largest:.1e}); go "
-                "back to the last save and train with a smaller scale_lr in "
-                "learner.param_groups(lr=..., scale_lr=...)."
+                f"What layer '{name}' reuses of old tasks has diverged; call abort_task() or go "
+                "back to the last save, and train with a smaller learning rate or scale_rate."
             )
     for name, layer in layers.items():
         if not all(bool(p.isfinite().all()) for p in layer.params):
             raise RuntimeError(
                 f"Layer '{name}' has NaN or infinite weights; go back to the last save and train "
                 "with a smaller learning rate."
-            )
-        if strayed(layer, memory[name].M, memory[name].C):
-            raise RuntimeError(
-                f"The weights of layer '{name}' moved inside the protected space, so old tasks "
-                "would be forgotten; load the weights saved before, and train with an optimizer "
-                "given to learner.attach(...)."
             )
 
 

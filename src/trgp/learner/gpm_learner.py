@@ -1,0 +1,570 @@
+"""GPM as an object that a user puts beside a model and a training loop (paper, section 4.4)."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core.capture import GramCapture, observing
+from ..core.keep import Form
+from ..core.memory import Change, in_memory_order, scalings_of
+from ..core.plan import Norm, matches, unmatched
+from ..core.subspace import Extension, TaskId, extend
+from ..options import (
+    Option,
+    RankOption,
+    check_count,
+    check_option,
+    check_patterns,
+    check_rank,
+    rank_of,
+    value_of,
+)
+from ..summary import summary
+from . import learner_file, model_checks, ranks
+from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
+from .layer_guard import LayerGuard
+from .learner_state import Known, LearnerState, OpenTask, TaskRecord
+from .loader_batches import first_samples
+from .model_snapshot import undisturbed
+from .update_guard import GuardedTask, refuse_optimizers, wrapped
+
+AnyOptimizer = TypeVar("AnyOptimizer")
+
+log = logging.getLogger("trgp")
+
+
+class GPM:
+    """Gradient projection memory: weights move only orthogonally to the inputs of old tasks.
+
+    `model` is any `torch.nn.Module`; its linear, convolution and attention layers are protected.
+    """
+
+    functions: ClassVar[tuple[str, ...]] = ("threshold",)  # options that may be functions
+    plain: ClassVar[tuple[str, ...]] = ("max_rank", "memory_samples", "exclude", "per_task", "norm")
+    pooled: ClassVar[bool] = False  # every old direction counts before a new one is added
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threshold: Option = 0.97,
+        max_rank: RankOption = None,
+        memory_samples: int | None = None,
+        exclude: Sequence[str] = (),
+        per_task: Sequence[str] = (),
+        norm: Norm = "freeze",
+    ) -> None:
+        """Prepare to protect a model.
+
+        Args:
+            model: the network to teach; it is changed only by the calls below.
+            threshold: share of the energy of a layer's inputs that its memory keeps, in (0, 1]; a
+                number, a mapping from globs over layer names, or a function of (layer, task).
+            max_rank: most directions that a layer's memory may hold: a whole number, a share of
+                the layer's inputs in (0, 1], or a mapping from globs to either; None is no limit.
+            memory_samples: how many samples of a task feed its memory; None is the whole loader.
+            exclude: globs over module names; what they match is left alone (heads, for instance).
+            per_task: globs over module names; what they match is copied for every task.
+            norm: norm layers are frozen after the first task ("freeze"), copied for every task
+                ("per_task"), or left trainable and shared ("shared").
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        self.threshold = check_option("threshold", threshold, zero=False)
+        self.max_rank = check_rank(max_rank)
+        if norm not in ("freeze", "per_task", "shared"):
+            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
+        self.memory_samples = (
+            None if memory_samples is None else check_count("memory_samples", memory_samples)
+        )
+        self.exclude = check_patterns("exclude", exclude)
+        self.per_task = check_patterns("per_task", per_task)
+        self.norm: Norm = norm
+        self._state = LearnerState(model, self.exclude, self.per_task, norm)
+        self._notice()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is taught."""
+        return self._state.model
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    @torch.inference_mode(False)  # what is made here takes part in training
+    def begin_task(self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn) -> None:
+        """Start learning a task: the model holds the shared weights from now on.
+
+        loss_fn(model, batch) returns a scalar loss. A part of the loader is read, without a trace
+        in the model, its modes or any random state. If the call fails, nothing has changed. A task
+        that was open when the learner was saved goes on where it was.
+        """
+        state = self._state
+        with state.alone("begin_task"):
+            task = model_checks.task_id(task)
+            if not callable(loss_fn):
+                raise TypeError("loss_fn must be a function of (model, batch).")
+            opened = state.known.open
+            if opened is not None and opened.loss_fn is None and opened.task == task:
+                state.require_home("begin_task")
+                state.known = replace(state.known, open=replace(opened, loss_fn=loss_fn))
+                return
+            state.require_idle("begin_task")
+            if task in state.known.tasks:
+                raise ValueError(
+                    f"Task {task!r} has been learnt already; give the new one its own id."
+                )
+            state.meet()
+            self._check_data_parallel()
+            plan = state.plan
+            model_checks.trainable(
+                state.bare, plan, self.exclude, self.norm, first=not state.known.tasks
+            )
+            thresholds = {
+                name: value_of("threshold", self.threshold, name, task, zero=False)
+                for name in plan.layers
+            }
+            state.require_active()
+            try:
+                state.begin_change(loader)
+                state.hold({name: memory.C for name, memory in state.known.memory.items()})
+                with undisturbed(state.model, loader):
+                    selected, used = self._select(task, loader, loss_fn)
+                opened = OpenTask(
+                    task,
+                    loss_fn,
+                    thresholds,
+                    selected,
+                    used,
+                    model_checks.loose_buffers(state.bare, plan, self.exclude),
+                    self._guarded(task, selected),
+                )
+                self._notice_heads(opened)
+                state.known = replace(state.known, open=opened, undo=None)
+            except BaseException:
+                state.settle()
+                raise
+
+    def attach(self, *optimizers: AnyOptimizer) -> Any:
+        """Name the optimizers that train the model; returns them, or the one.
+
+        This is optional: every torch optimizer that steps a protected parameter is guarded. Once
+        some are attached, a step of any other is an error. Wrappers of accelerate, Lightning,
+        Fabric and SAM may be given as they are.
+        """
+        state = self._state
+        state.require_alive()
+        inner = [each for optimizer in optimizers for each in wrapped(optimizer)]
+        refuse_optimizers(inner, [*state.guard.attached], self._to_train())
+        state.guard.attached.update(inner)
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def end_task(self, loader: Iterable[Any]) -> None:
+        """Finish the task: extend the memory with the loader's samples, keep what the task needs.
+
+        The samples pass through loss_fn without gradients. If the call fails, the task stays open.
+        """
+        state = self._state
+        with state.alone("end_task"):
+            opened = state.require_open("end_task")
+            if opened.loss_fn is None:
+                raise RuntimeError(
+                    f"Task {opened.task!r} was open when this learner was saved; call "
+                    "begin_task with the same id, loader and loss_fn to go on with it."
+                )
+            state.meet()
+            try:
+                state.begin_change(loader)
+                state.guard.settle()
+                model_checks.trained(state.plan.layers, opened.guarded.layers)
+                self._notice_buffers(opened.buffers)
+                self._notice_untrained(opened)
+                extensions = self._extensions(opened, loader)
+                learnt = self._learnt(opened, extensions)
+                if not state.known.tasks:
+                    learnt = replace(learnt, frozen=state.freeze())
+                state.known = learnt
+            except BaseException:
+                state.settle()
+                raise
+
+    def abort_task(self) -> None:
+        """Give the open task up: the model holds the last learnt task again.
+
+        Old tasks are as they were. Weights that no old task protects, excluded heads and the first
+        task's weights keep what training made of them.
+        """
+        state = self._state
+        with state.alone("abort_task"):
+            opened = state.require_open("abort_task")
+            state.meet()
+            try:
+                state.begin_change(None)
+                given_up = replace(state.known, open=None, undo=None)
+                if given_up.active is not None:
+                    state.guard.settle()
+                    state.become(given_up.active)
+                state.known = given_up
+            except BaseException:
+                state.settle()
+                raise
+        log.info("Task %r was given up.", opened.task)
+
+    # ---- using what was learnt --------------------------------------------------------------
+
+    @contextmanager
+    def task(self, task: TaskId) -> Iterator[nn.Module]:
+        """Give the model the effective weights of a learnt task; on exit it is as before."""
+        state = self._state
+        with state.alone("task"):
+            state.require_alive()
+            state.require_known(task)
+            if state.known.open is not None and task == state.known.open.task and not state.visits:
+                yield self.model
+                return
+            state.meet()
+            state.require_active()
+            with state.visit(task):
+                yield self.model
+
+    def detach(self, task: TaskId) -> nn.Module:
+        """Leave the plain model, holding that task's weights for good; the learner ends here."""
+        state = self._state
+        with state.alone("detach"):
+            state.require_idle("detach")
+            state.require_known(task)
+            state.meet()
+            state.require_active()
+            state.become(task)
+            state.guard.stopped = True
+            state.thaw()
+            state.detached = True
+            return self.model
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Everything to train now."""
+        self._state.require_alive()
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    def param_groups(self, *, lr: float, scale_lr: float | None = None) -> list[dict[str, Any]]:
+        """Refuse by name: removed in 0.2."""
+        raise AttributeError(
+            "param_groups was removed in 0.2: Q is no parameter any more. Make the optimizer from "
+            "learner.parameters(), and give TRGP(..., scale_rate=scale_lr / lr) in its place."
+        )
+
+    @property
+    def tasks(self) -> list[TaskId]:
+        """The tasks learnt so far, in order."""
+        return list(self._state.known.tasks)
+
+    @property
+    def selected(self) -> dict[TaskId, dict[str, list[TaskId]]]:
+        """Per task and layer the trusted old tasks, strongest first."""
+        known = self._state.known
+        records = {task: record.selected for task, record in known.tasks.items()}
+        if known.open is not None:
+            records[known.open.task] = known.open.selected
+        return {
+            task: {layer: list(trusted) for layer, trusted in chosen.items()}
+            for task, chosen in records.items()
+        }
+
+    def scalings(self, task: TaskId) -> dict[str, list[Tensor]]:
+        """Return the paper's Q_j of a learnt task, per layer that trusts some, strongest first.
+
+        They are computed from what the task keeps: the nearest to the identity that have its
+        effect on the weight, each of shape (groups, r_j, r_j).
+        """
+        state = self._state
+        state.require_known(task)
+        known = state.known
+        record = known.tasks.get(task)
+        if record is None:
+            raise ValueError(f"Task {task!r} is being learnt; call end_task first.")
+        return {
+            name: scalings_of(
+                change.coordinates(known.memory[name]), known.memory[name], change.trusted
+            )
+            for name, change in record.changes.items()
+        }
+
+    @property
+    def ranks(self) -> dict[str, tuple[int, int]]:
+        """Per layer how many directions are protected, and out of how many (over all groups)."""
+        return {
+            name: (int(m.ranks.sum()), m.M.shape[0] * m.M.shape[1])
+            for name, m in self._state.known.memory.items()
+        }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that all tasks hold together: bases, frozen coordinates, who uses which basis."""
+        return sum(memory.nbytes for memory in self._state.known.memory.values())
+
+    @property
+    def task_bytes(self) -> dict[TaskId, int]:
+        """Bytes that each task holds for itself: its change of the weights and its copies."""
+        return {task: record.nbytes for task, record in self._state.known.tasks.items()}
+
+    def summary(self) -> str:
+        """Rank used per layer, and the bytes held per task against one copy of the model."""
+        model_bytes = sum(p.nbytes for p in self.model.parameters())
+        method = type(self).__name__
+        return summary(method, self.ranks, self.memory_bytes, self.task_bytes, model_bytes)
+
+    def __repr__(self) -> str:
+        """Name the model, the tasks and how full the memory is."""
+        known = self._state.known
+        used, whole = (sum(pair[i] for pair in self.ranks.values()) for i in (0, 1))
+        opened = f", learning {known.open.task!r}" if known.open is not None else ""
+        return (
+            f"{type(self).__name__}({type(self._state.bare).__name__}, "
+            f"{len(self._state.plan.layers)} layers, tasks {self.tasks}{opened}, "
+            f"{used / whole:.0%} of all directions protected)"
+        )
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, include_model: bool = False) -> None:
+        """Write all that is known, also of an open task; the model's weights only if asked to.
+
+        In a process group rank 0 writes, and the others may call it or not.
+        """
+        state = self._state
+        with state.alone("save"):
+            state.require_home("save")
+            state.meet()
+            state.require_active()
+            if ranks.rank() == 0:
+                learner_file.save(self, path, include_model=include_model)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: nn.Module, *, threshold: Option | None = None
+    ) -> Self:
+        """Continue from a saved learner with a model that holds the weights it had then.
+
+        A threshold that was a function is given again; any other may be replaced.
+        """
+        return learner_file.load(cls, path, model, {"threshold": threshold})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is known as plain values and tensors, also while a task is open.
+
+        {"meta": a dictionary that JSON can hold, "tensors": tensors by name}; the model's own
+        weights are in `model.state_dict()`.
+        """
+        state = self._state
+        with state.alone("state_dict"):
+            state.require_home("state_dict")
+            state.meet()
+            meta, tensors = learner_file.describe(self)
+            return {"meta": meta, "tensors": {k: t.detach().clone() for k, t in tensors.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, for a model that holds the weights of then."""
+        state = self._state
+        with state.alone("load_state_dict"):
+            state.require_home("load_state_dict")
+            learner_file.fill(self, state_dict["meta"], state_dict["tensors"], "The state")
+
+    # ---- pieces -----------------------------------------------------------------------------
+
+    @property
+    def _form(self) -> tuple[Form | None, float]:
+        """The form asked for, and the rate of Q; both without effect where nothing is trusted."""
+        return None, 1.0
+
+    @property
+    def _called(self) -> nn.Module:
+        """The model as loss_fn is given it: without the wrapper that joins ranks in a step."""
+        model = self.model
+        parallel = nn.parallel.DistributedDataParallel
+        return model.module if isinstance(model, parallel) else model
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._state.known.memory.values())).M.device
+
+    def _to_train(self) -> dict[str, nn.Parameter]:
+        """What must be trained: trainable, and not left to the user."""
+        named = self._state.bare.named_parameters()
+        return {n: p for n, p in named if p.requires_grad and not matches(n, self.exclude)}
+
+    def _select(
+        self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
+    ) -> tuple[dict[str, list[TaskId]], list[str]]:
+        """Trust nothing: one batch shows that loader, loss_fn and model fit together.
+
+        Returns the trusted tasks per layer, and which excluded parameters the task needs.
+        """
+        batch = next(first_samples(loader, None))
+        _, used = self._gradients([batch], loss_fn)
+        return {name: [] for name in self._state.plan.layers}, used
+
+    def _gradients(
+        self, batches: Iterable[Any], loss_fn: LossFn
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The gradient of every layer over the batches of all ranks."""
+        state = self._state
+        with ranks.agreed(self._device):
+            gradients, used = layer_gradients(
+                self._called, state.plan.layers, batches, loss_fn, state.excluded()
+            )
+        for G in gradients.values():
+            ranks.summed(G)
+        require_finite(gradients)
+        return gradients, ranks.from_first(lambda: used, self._device)
+
+    def _guarded(self, task: TaskId, selected: Mapping[str, Sequence[TaskId]]) -> GuardedTask:
+        """Guard every layer that has something to lose."""
+        known, layers = self._state.known, self._state.plan.layers
+        form, scale_rate = self._form
+        guards = {
+            name: LayerGuard(layers[name], memory, memory.region(selected[name]))
+            for name, memory in known.memory.items()
+            if memory.M.shape[2]
+        }
+        return GuardedTask(task, guards, form, scale_rate)
+
+    def _extensions(self, opened: OpenTask, loader: Iterable[Any]) -> dict[str, Extension]:
+        """The new directions of every layer, from the samples of all ranks."""
+        state = self._state
+        layers, device = state.plan.layers, self._device
+        for buffer in state.bare.buffers():
+            if ranks.world_size() > 1 and buffer.is_floating_point():
+                torch.distributed.broadcast(buffer, 0)
+        capture = GramCapture(layers.values())
+        loss_fn = opened.loss_fn
+        assert loss_fn is not None
+        with (
+            ranks.agreed(device),
+            undisturbed(state.model, loader),
+            torch.no_grad(),
+            observing(layers.values(), capture),
+        ):
+            for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
+                loss_fn(self._called, batch)
+            require_called([name for name, gram in capture.grams.items() if gram.columns])
+        for gram in capture.grams.values():
+            gram.reduce(ranks.summed, ranks.largest)
+        capture.finite()
+        made = ranks.tensors_from_first(lambda: self._extended(opened, capture), device)
+        return {
+            name: Extension(made[f"M/{name}"], made[f"ranks/{name}"], made[f"mask/{name}"])
+            for name in layers
+        }
+
+    def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, gram in capture.grams.items():
+            memory = self._state.known.memory[name]
+            extension = extend(
+                memory.M,
+                memory.ranks,
+                gram,
+                threshold=opened.thresholds[name],
+                pooled=self.pooled,
+                most=rank_of(self.max_rank, name, memory.M.shape[1]),
+            )
+            if extension.left_out:
+                log.warning(
+                    "max_rank leaves %d directions of layer '%s' out of task %r's memory.",
+                    extension.left_out,
+                    name,
+                    opened.task,
+                )
+            found |= {f"M/{name}": extension.M, f"ranks/{name}": extension.ranks}
+            found[f"mask/{name}"] = extension.mask
+        return found
+
+    def _learnt(self, opened: OpenTask, extensions: Mapping[str, Extension]) -> Known:
+        """All that is known once the task is closed; the model holds its weights already."""
+        state = self._state
+        known = state.known
+        changes = {}
+        for name, guard in opened.guarded.layers.items():
+            if guard.region.blocks:
+                old = known.memory[name]
+                D = in_memory_order(guard.K - guard.region.C, guard.region, old.M.shape[2])
+                changes[name] = Change.of_coordinates(opened.selected[name], D, old)
+        copies = {n: slot.param.detach().clone() for n, slot in state.plan.per_task.items()}
+        record = TaskRecord(opened.selected, changes, copies, opened.used)
+        memory = {
+            name: known.memory[name].grown(extensions[name], layer.matrix(), opened.task)
+            for name, layer in state.plan.layers.items()
+        }
+        if ranks.world_size() > 1:
+            shared = ranks.tensors_from_first(
+                lambda: {name: each.C for name, each in memory.items()}, self._device
+            )
+            memory = {name: replace(each, C=shared[name]) for name, each in memory.items()}
+        tasks = known.tasks | {opened.task: record}
+        return Known(memory, tasks, opened.task, None, known.frozen)
+
+    # ---- what is told -----------------------------------------------------------------------
+
+    def _check_data_parallel(self) -> None:
+        model_checks.whole_parameters(self._state.bare)
+
+    def _notice(self) -> None:
+        state = self._state
+        idle = unmatched(state.bare, [*self.exclude, *self.per_task])
+        if idle:
+            log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
+        if state.plan.others:
+            frozen = sum(slot.param.numel() for slot in state.plan.others.values())
+            share = frozen / sum(p.numel() for p in state.bare.parameters())
+            log.warning(
+                "Trained with the first task, then frozen, %.0f%% of all parameters: %s (exclude "
+                "them or make them per_task to go on training them).",
+                100 * share,
+                ", ".join(state.plan.others),
+            )
+
+    def _notice_buffers(self, before: Mapping[str, Tensor]) -> None:
+        now = dict(self._state.bare.named_buffers())
+        moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
+        if moved:
+            log.warning(
+                "Training changes buffers that old tasks need as they were: %s (make them per_task "
+                "to keep them).",
+                ", ".join(moved),
+            )
+
+    def _notice_heads(self, opened: OpenTask) -> None:
+        """Tell of excluded parameters that the task needs and no attached optimizer holds."""
+        optimizers = [*self._state.guard.attached]
+        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        excluded = self._state.excluded()
+        missing = [name for name in opened.used if id(excluded[name]) not in held]
+        if optimizers and missing:
+            log.warning(
+                "No attached optimizer holds %s, which task %r trains; add it with "
+                "optimizer.add_param_group(...).",
+                ", ".join(map(repr, missing[:3])),
+                opened.task,
+            )
+
+    def _notice_untrained(self, opened: OpenTask) -> None:
+        """Tell of parameters that the task needs and no optimizer that stepped holds."""
+        met = [*opened.guarded.met]
+        if not met or self._state.guard.attached:
+            return
+        held = {id(p) for o in met for group in o.param_groups for p in group["params"]}
+        missing = [name for name, p in self._to_train().items() if id(p) not in held]
+        if missing:
+            log.warning(
+                "No optimizer that stepped in task %r holds %s (%d parameters in all).",
+                opened.task,
+                ", ".join(map(repr, missing[:3])),
+                len(missing),
+            )

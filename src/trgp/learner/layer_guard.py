@@ -1,0 +1,206 @@
+"""One protected layer while a task is open: core/keep in place, on a weight and its biases apart.
+
+`keep` writes [weight | biases] as one matrix W (g, o, n). Here its columns stay where they are: a
+product with M is the weight's product with M's first rows plus each bias times a row of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+
+from ..core.keep import Form, Region, reached, shown
+from ..core.layers import Layer
+from ..core.memory import Memory
+from ..core.subspace import complement
+
+REFRESH = 10  # of so many steps on the complement, one measures the coordinates anew
+
+
+class Decay(NamedTuple):
+    """An optimizer's weight decay of a layer: added to gradients, or decoupled from them."""
+
+    decoupled: bool
+    rate: float | Tensor  # of the weight
+    biases: tuple[float, ...]  # each bias's own, in proportion to the weight's
+
+
+class LayerGuard:
+    """The region of a layer, its coordinates K now, and how updates are kept within the reach."""
+
+    def __init__(self, layer: Layer, memory: Memory, region: Region) -> None:
+        """Start at K = C: the model holds the shared weight."""
+        self.layer = layer
+        self.region = region
+        self.K = region.C.clone() if region.blocks else region.C
+        self.N: Tensor | None = None
+        narrow = memory.M.shape[1] - int(memory.ranks.min()) < memory.M.shape[2]
+        if not region.blocks and narrow:
+            # M fills more than half of the space: what is orthogonal to it has fewer columns.
+            self.N = complement(memory.M, memory.ranks)
+        self.steps = 0
+        self._before: list[Tensor] | None = None
+        self._shown: list[tuple[ReferenceType[Tensor], int]] = []
+        self._written: list[tuple[int, int]] = []
+        self.remember_writes()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy without what belongs to a step."""
+        return vars(self) | {"_before": None, "_shown": []}
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The layer's weight and biases, wherever they are now."""
+        return self.layer.params
+
+    # ---- before a step ----------------------------------------------------------------------
+
+    def filter_gradients(self, form: Form, scale_rate: float, decay: Decay | None) -> None:
+        """Replace the gradients' part inside span(M) by P's, once for every gradient.
+
+        A decay that the optimizer will add to the gradient is corrected here: the shared weight
+        decays outside span(M), and K - C inside.
+        """
+        params = [p for p in self.params if p.grad is not None]
+        grads = [p.grad for p in params if p.grad is not None]
+        if len(grads) < len(self.params) or self._was_shown(grads):
+            return
+        if self.N is not None:
+            free = self._inner(grads, self.N)
+            for g in grads:
+                g.zero_()
+            self._add(grads, free, self.N, 1)
+        else:
+            T = self._inner(grads, self.region.M)
+            X = shown(T, self.region, form, scale_rate).sub_(T)
+            if decay is not None and not decay.decoupled and self.region.blocks:
+                inside = self.K - self.region.C
+                taken = self._decayed(self.K, decay)
+                X += decay.rate * (inside * (scale_rate if form == "paper" else 1.0) - taken)
+            self._add(grads, X, self.region.M, 1)
+        self._shown = [(ref(g), g._version) for g in grads]
+
+    def _was_shown(self, grads: Sequence[Tensor]) -> bool:
+        return len(self._shown) == len(grads) and all(
+            seen() is g and version == g._version
+            for g, (seen, version) in zip(grads, self._shown, strict=True)
+        )
+
+    def remember(self) -> None:
+        """Copy the weights before a step, where the update is measured from them."""
+        self.steps += 1
+        on_complement = self.N is not None and self.steps % REFRESH > 0
+        # Half precision rounds what it stores: K would follow the rounding of whole weights.
+        half = self.region.blocks and self.layer.weight.param.dtype != self.layer.dtype
+        wanted = on_complement or half
+        self._before = [p.detach().clone() for p in self.params] if wanted else None
+
+    def forget_momentum(self, buffers: Sequence[Tensor]) -> None:
+        """Take an earlier task's momentum out of span(M), which it would leave at once."""
+        self._add(buffers, self._inner(buffers, self.region.M), self.region.M, -1)
+
+    # ---- after a step -----------------------------------------------------------------------
+
+    def keep_update(self, decay: Decay | None = None, lr: float | Tensor = 0.0) -> None:
+        """Keep what the step did inside span(M) within the reach."""
+        M, K = self.region.M, self.K
+        if self._before is not None and self.N is not None:
+            moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+            free = self._inner(moved, self.N)
+            for p, q in zip(self.params, self._before, strict=True):
+                p.copy_(q)
+            self._add(self.params, free, self.N, 1)
+        else:
+            D = self._inner(self.params, M).sub_(K)
+            if self.region.blocks:  # else K = C, and nothing may move
+                measured = D
+                if self._before is not None:
+                    moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+                    measured = self._inner(moved, M)
+                if decay is not None and decay.decoupled:
+                    measured = measured + lr * decay.rate * self._decayed(self.region.C, decay)
+                E = reached(measured, self.region)
+                D -= E
+                K += E
+            self._add(self.params, D, M, -1)
+        self._before = None
+        self.remember_writes()
+
+    def remember_writes(self) -> None:
+        """Remember the weights as our own: any other change of them is told."""
+        self._written = [(p.data_ptr(), p._version) for p in self.params]
+
+    @property
+    def written_elsewhere(self) -> bool:
+        """Whether anything but this guard has written the weights since."""
+        return self._written != [(p.data_ptr(), p._version) for p in self.params]
+
+    def adopt(self) -> float:
+        """Adopt weights that were loaded: K follows within the reach, the rest is taken out.
+
+        Returns the share of the weight's norm that was taken out; below rounding nothing is done.
+        """
+        D = self._inner(self.params, self.region.M).sub_(self.K)
+        E = reached(D, self.region)
+        size = torch.stack([p.detach().norm().double() for p in self.params]).norm()
+        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in (D - E, D))
+        rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
+        if not whole <= rounding:
+            if self.region.blocks:
+                self.K += E
+            self._add(self.params, D - E, self.region.M, -1)
+        self.remember_writes()
+        return refused if not refused <= rounding else 0.0
+
+    def follow(self) -> None:
+        """Follow the model to another device or precision."""
+        device, dtype = self.layer.weight.param.device, self.layer.dtype
+        if self.K.device != device or self.K.dtype != dtype:
+            parts = self.region.M, self.region.C
+            M, C = (t.to(device, dtype) for t in parts)
+            blocks = tuple(
+                b._replace(gain=b.gain.to(device, dtype), reach=b.reach.to(device, dtype))
+                for b in self.region.blocks
+            )
+            places = None if self.region.places is None else self.region.places.to(device)
+            self.region = Region(M, C, blocks, places, self.region.sum_rows)
+            self.K = self.K.to(device, dtype)
+            self.N = self.N.to(device, dtype) if self.N is not None else None
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def _decayed(self, K: Tensor, decay: Decay) -> Tensor:
+        """The coordinates of what decays, where biases do so at rates of their own."""
+        biases = self.params[1:]
+        kernel = self.region.M.shape[1] - len(biases)
+        for i, (bias, own) in enumerate(zip(biases, decay.biases, strict=True)):
+            if own != 1:
+                b = bias.reshape(len(K), -1, 1).to(K)
+                K = K + (own - 1) * b * self.region.M[:, kernel + i : kernel + i + 1]
+        return K
+
+    def _inner(self, tensors: Sequence[Tensor], basis: Tensor) -> Tensor:
+        """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""
+        weight, *biases = tensors
+        kernel = basis.shape[1] - len(biases)
+        W = weight.reshape(self.layer.groups, -1, kernel).to(basis.dtype)
+        inner = W @ basis[:, :kernel]
+        for i, bias in enumerate(biases):
+            b = bias.reshape(self.layer.groups, -1, 1).to(basis.dtype)
+            inner.addcmul_(b, basis[:, kernel + i : kernel + i + 1])
+        return inner
+
+    def _add(self, tensors: Sequence[Tensor], inner: Tensor, basis: Tensor, sign: int) -> None:
+        """[weight | biases] += sign * inner basis', in place."""
+        weight, *biases = tensors
+        kernel = basis.shape[1] - len(biases)
+        if weight.dtype == basis.dtype and weight.is_contiguous():
+            rows = weight.view(self.layer.groups, -1, kernel)
+            rows.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
+        else:
+            weight.add_((inner @ basis[:, :kernel].mT).reshape(weight.shape), alpha=sign)
+        for i, bias in enumerate(biases):
+            change = inner @ basis[:, kernel + i].unsqueeze(2)
+            bias.add_(change.reshape(bias.shape), alpha=sign)

@@ -1,0 +1,234 @@
+"""A learner as tensors and plain values, and in one file of both."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core.memory import Change, Memory, in_memory_order, in_region_order
+from ..core.subspace import TaskId
+from ..files import read_tensors, write_tensors
+from .learner_state import Known, OpenTask, TaskRecord
+from .update_guard import GuardedTask
+
+if TYPE_CHECKING:
+    from .gpm_learner import GPM
+
+FORMAT = 2
+READABLE = (1, 2)
+KINDS = {"S": "scalings", "D": "shift", "P": "parts"}
+L = TypeVar("L", bound="GPM")
+Path = str | os.PathLike[str]
+
+
+def save(learner: "GPM", path: Path, *, include_model: bool) -> None:
+    """Write all that the learner knows, whole or not at all."""
+    meta, tensors = describe(learner)
+    if include_model:
+        for key, value in learner._state.bare.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"The model's state holds '{key}', which is no tensor; save the model yourself "
+                    "and leave include_model out."
+                )
+            tensors[f"model/{key}"] = value
+    write_tensors(path, tensors, meta)
+
+
+def load(cls: type[L], path: Path, model: nn.Module, given: Mapping[str, Any]) -> L:
+    """Rebuild a learner for a model; the model is changed only after every check has passed."""
+    meta, tensors = _read(path)
+    if meta["method"] != cls.__name__:
+        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
+    options = dict(meta["options"])
+    for name in cls.functions:
+        if given.get(name) is not None:
+            options[name] = given[name]
+        elif name in meta["functions"]:
+            raise ValueError(f"{path} was saved with {name} as a function; give it to load again.")
+    learner = cls(model, **options)
+    fill(learner, meta, tensors, path)
+    return learner
+
+
+def describe(learner: "GPM") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return all that the learner knows, as plain values and as tensors by name."""
+    known = learner._state.known
+    tensors: dict[str, Tensor] = {}
+    for name, memory in known.memory.items():
+        tensors |= {f"memory/{name}/{key}": getattr(memory, key) for key in ("M", "C", "ranks")}
+        for i, task in enumerate(known.tasks):
+            tensors[f"memory/{name}/mask/{i}"] = memory.masks[task]
+    for i, record in enumerate(known.tasks.values()):
+        for name, change in record.changes.items():
+            kind = "D" if change.shift is not None else "P" if change.parts else "S"
+            for j, tensor in enumerate(change.tensors):
+                tensors[f"task/{i}/{kind}{j}/{name}"] = tensor
+        tensors |= {f"task/{i}/copy/{name}": t for name, t in record.copies.items()}
+    options = {name: getattr(learner, name) for name in (*learner.functions, *learner.plain)}
+    functions = [name for name in learner.functions if callable(options[name])]
+    meta = {
+        "format": FORMAT,
+        "method": type(learner).__name__,
+        "options": {k: v for k, v in options.items() if k not in functions},
+        "functions": functions,
+        "layers": _shapes(learner),
+        "tasks": list(known.tasks),
+        "active": known.active,
+        "frozen": list(known.frozen),
+        "selected": [record.selected for record in known.tasks.values()],
+        "used": [record.used for record in known.tasks.values()],
+    }
+    if known.open is not None:
+        meta["open"] = _describe_open(learner, known.open, tensors)
+    return meta, tensors
+
+
+def _describe_open(learner: "GPM", opened: OpenTask, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    guarded = opened.guarded
+    for name, guard in guarded.layers.items():
+        if guard.region.blocks:
+            width = learner._state.known.memory[name].M.shape[2]
+            tensors[f"open/K/{name}"] = in_memory_order(guard.K, guard.region, width)
+    tensors |= {f"open/buffer/{name}": t for name, t in opened.buffers.items()}
+    return {
+        "task": opened.task,
+        "thresholds": opened.thresholds,
+        "selected": opened.selected,
+        "used": opened.used,
+        "resumed": guarded.resumed or guarded.stepped,
+        "forms": guarded.forms,
+        "steps": {name: guard.steps for name, guard in guarded.layers.items()},
+    }
+
+
+def fill(
+    learner: "GPM", meta: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
+) -> None:
+    """Give a learner all that another one knew; nothing changes before every check has passed."""
+    if meta["method"] != type(learner).__name__:
+        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
+    state = learner._state
+    _check_names(meta["layers"], _shapes(learner), path)
+    parameters = dict(state.bare.named_parameters())
+    for name in meta["frozen"]:
+        if name not in parameters:
+            raise ValueError(
+                f"{path} does not fit the model: it has no parameter '{name}'; load it with the "
+                "model it was saved for."
+            )
+    memory = {
+        name: Memory(
+            M=tensors[f"memory/{name}/M"],
+            C=tensors[f"memory/{name}/C"],
+            ranks=tensors[f"memory/{name}/ranks"],
+            masks={t: tensors[f"memory/{name}/mask/{i}"] for i, t in enumerate(meta["tasks"])},
+        )
+        for name in state.plan.layers
+    }
+    used = meta.get("used", [[]] * len(meta["tasks"]))
+    tasks = {
+        task: TaskRecord(
+            meta["selected"][i],
+            _changes(i, meta["selected"][i], tensors),
+            _copies(learner, i, task, tensors, path),
+            used[i],
+        )
+        for i, task in enumerate(meta["tasks"])
+    }
+    weights = {key.removeprefix("model/"): t for key, t in tensors.items() if key[:6] == "model/"}
+    if weights:
+        _check_names(
+            {key: list(t.shape) for key, t in weights.items()},
+            {key: list(t.shape) for key, t in state.bare.state_dict().items()},
+            path,
+        )
+        state.bare.load_state_dict(weights)
+    state.known = Known(memory, tasks, meta["active"])
+    state.meet()
+    frozen = state.freeze_params({n: parameters[n] for n in meta["frozen"]}) if tasks else {}
+    opened = _open(learner, meta["open"], tensors) if "open" in meta else None
+    state.known = Known(state.known.memory, state.known.tasks, meta["active"], opened, frozen)
+
+
+def _changes(
+    i: int, selected: Mapping[str, list[TaskId]], tensors: Mapping[str, Tensor]
+) -> dict[str, Change]:
+    changes = {}
+    for name, trusted in selected.items():
+        kept: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+        for kind, found in kept.items():
+            while (key := f"task/{i}/{kind}{len(found)}/{name}") in tensors:
+                found.append(tensors[key])
+        if trusted:
+            shift = kept["D"][0] if kept["D"] else None
+            changes[name] = Change(trusted, kept["S"], shift, kept["P"])
+    return changes
+
+
+def _copies(
+    learner: "GPM", i: int, task: TaskId, tensors: Mapping[str, Tensor], path: Path
+) -> dict[str, Tensor]:
+    here = {name: list(slot.param.shape) for name, slot in learner._state.plan.per_task.items()}
+    prefix = f"task/{i}/copy/"
+    copies = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    for name, copy in copies.items():
+        if here.get(name) != list(copy.shape):
+            raise ValueError(
+                f"{path} holds task {task!r}'s own '{name}' of shape {list(copy.shape)}, but "
+                f"the model has {here.get(name, 'none')}; load it with the model it was "
+                "saved for."
+            )
+    return copies
+
+
+@torch.no_grad()
+def _open(learner: "GPM", meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OpenTask:
+    """Put the open task together again; the weights it needs come with the model."""
+    guarded: GuardedTask = learner._guarded(meta["task"], meta["selected"])
+    guarded.resumed = meta["resumed"]
+    guarded.forms = dict(meta["forms"])
+    for name, guard in guarded.layers.items():
+        guard.steps = meta["steps"][name]
+        if guard.region.blocks:
+            guard.K = in_region_order(tensors[f"open/K/{name}"].to(guard.K), guard.region)
+    prefix = "open/buffer/"
+    buffers = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    return OpenTask(
+        meta["task"],
+        None,
+        dict(meta["thresholds"]),
+        meta["selected"],
+        meta["used"],
+        buffers,
+        guarded,
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    meta, tensors = read_tensors(path, writer="learner.save")
+    if "format" not in meta:
+        raise ValueError(f"{path} was not written by learner.save; give a file that was.")
+    if meta["format"] not in READABLE:
+        raise ValueError(
+            f"{path} has format {meta['format']}, this version reads {READABLE[-1]} and older; use "
+            "the version of trgp that wrote it."
+        )
+    return meta, tensors
+
+
+def _check_names(saved: Mapping[str, list[int]], here: Mapping[str, list[int]], path: Path) -> None:
+    """Compare names and shapes of the file with the model's."""
+    for name in saved.keys() | here.keys():
+        if saved.get(name) != here.get(name):
+            raise ValueError(
+                f"{path} does not fit the model: '{name}' is {saved.get(name, 'absent')} in the "
+                f"file and {here.get(name, 'absent')} in the model; load it with the model it was "
+                "saved for."
+            )
+
+
+def _shapes(learner: "GPM") -> dict[str, list[int]]:
+    return {name: list(layer.shape) for name, layer in learner._state.plan.layers.items()}
