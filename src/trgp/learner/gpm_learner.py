@@ -243,7 +243,7 @@ class GPM:
             state.meet()
             state.require_active()
             state.become(task)
-            state.guard.stopped = True
+            state.guard.stop()
             state.thaw()
             state.detached = True
             return self.model

@@ -5,7 +5,6 @@ the model back.
 """
 
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,7 +100,7 @@ class LearnerState:
         self._new_guard()
 
     def _new_guard(self) -> None:
-        self.guard = UpdateGuard(self.plan.layers, weakref.proxy(self))
+        self.guard = UpdateGuard(self.plan.layers, self)
         self._lock = threading.RLock()
 
     # ---- what the guard reads ---------------------------------------------------------------

@@ -45,8 +45,8 @@ class Snapshot:
         self.generators = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
         self.fused = torch.backends.mha.get_fastpath_enabled()
 
-    @torch.no_grad()
     @torch.inference_mode(False)
+    @torch.no_grad()
     def restore(self) -> None:
         """Put everything back; doing so twice does no harm."""
         for module, training, train, registered in self.modules:

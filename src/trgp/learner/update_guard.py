@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +103,9 @@ class UpdateGuard:
     def __init__(self, layers: Mapping[str, Layer], known: Guarded) -> None:
         """Watch every optimizer of this process that holds a parameter of these layers."""
         self.layers = layers
-        self.known = known
+        self._known = ref(known)  # a learner that is gone guards nothing
         self.attached: WeakSet[Optimizer] = WeakSet()
-        self.stopped = False
+        self._stopped = False
         self._held: WeakKeyDictionary[Optimizer, Held] = WeakKeyDictionary()
         self._stepping = False  # a step that was interrupted leaves this set
         if not _watching:
@@ -113,9 +113,22 @@ class UpdateGuard:
             _watching.append(register_optimizer_step_post_hook(_after))
         _guards.add(self)
 
+    @property
+    def known(self) -> Guarded | None:
+        """What the learner knows, as long as there is one that has not been detached."""
+        return None if self._stopped else self._known()
+
+    def stop(self) -> None:
+        """Let every optimizer go."""
+        self._stopped = True
+
+    @property
+    def _task(self) -> GuardedTask | None:
+        return self.known.guarded if self.known is not None else None
+
     def remember_writes(self) -> None:
         """Take the weights as they are now for the guard's own."""
-        task = self.known.guarded
+        task = self._task
         for guard in task.layers.values() if task is not None else ():
             guard.remember_writes()
 
@@ -123,7 +136,7 @@ class UpdateGuard:
     @full_precision
     def settle(self) -> None:
         """Finish what an interrupted step left undone, and adopt weights that were loaded."""
-        task = self.known.guarded
+        task = self._task
         if task is None:
             return
         if self._stepping:
@@ -161,10 +174,13 @@ class UpdateGuard:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Hooked | None:
         """Refuse a step that cannot be guarded; else show the optimizer its gradients."""
-        held = self._held_by(optimizer)
-        if self.stopped or not (held.of_layers or held.apart):
+        known = self.known
+        if known is None:
             return None
-        self._refuse(optimizer, held)
+        held = self._held_by(optimizer, known)
+        if not (held.of_layers or held.apart):
+            return None
+        self._refuse(optimizer, held, known)
         task = held.task
         if task is None:
             return None
@@ -172,7 +188,7 @@ class UpdateGuard:
             self.settle()
         self._adopt(task, held.layers)
         if optimizer not in task.met:
-            self._meet(optimizer, held, task)
+            self._meet(optimizer, held, task, known)
         self._stepping = True
         task.stepped = True
         for _, guard in held.layers:
@@ -195,8 +211,9 @@ class UpdateGuard:
     @full_precision
     def after_step(self, optimizer: Optimizer) -> None:
         """Keep the step's update within the reach."""
-        held = self._held_by(optimizer)
-        if self.stopped or held.task is None:
+        known = self.known
+        held = self._held_by(optimizer, known) if known is not None else None
+        if held is None or held.task is None:
             return
         for _, guard in held.layers:
             decay, lr = _decay(optimizer, held, guard)
@@ -214,7 +231,7 @@ class UpdateGuard:
                 decay = decay._replace(rate=decay.rate * scale)
             guard.filter_gradients(task.forms[name], task.scale_rate, decay)
 
-    def _meet(self, optimizer: Optimizer, held: Held, task: GuardedTask) -> None:
+    def _meet(self, optimizer: Optimizer, held: Held, task: GuardedTask, known: Guarded) -> None:
         """See an optimizer's first step in this task: the form, and an earlier task's momentum."""
         linear = type(optimizer) is torch.optim.SGD
         for name, guard in held.layers:
@@ -226,7 +243,7 @@ class UpdateGuard:
                 if all(b is not None for b in buffers):
                     guard.follow()
                     guard.forget_momentum(buffers)
-        ids = {id(p) for p in self.known.shared.values()}
+        ids = {id(p) for p in known.shared.values()}
         if held.apart and any(held.groups[p].get("weight_decay") for p in held.params if p in ids):
             log.warning(
                 "Old tasks use the excluded %s, which weight decay shrinks whatever the new task "
@@ -235,8 +252,7 @@ class UpdateGuard:
             )
         task.met.add(optimizer)
 
-    def _refuse(self, optimizer: Optimizer, held: Held) -> None:
-        known = self.known
+    def _refuse(self, optimizer: Optimizer, held: Held, known: Guarded) -> None:
         if known.visiting:
             raise RuntimeError(
                 "An optimizer stepped inside `with learner.task(...)`, whose weights are put back "
@@ -267,15 +283,15 @@ class UpdateGuard:
 
     # ---- what an optimizer holds ------------------------------------------------------------
 
-    def _held_by(self, optimizer: Optimizer) -> Held:
+    def _held_by(self, optimizer: Optimizer, known: Guarded) -> Held:
         params = tuple(map(id, _params(optimizer)))
         held = self._held.get(optimizer)
-        task = self.known.guarded
+        task = known.guarded
         if held is None or held.params != params or held.task is not task:
             layers = task.layers.items() if task is not None else ()
             groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
             protected = {id(p) for layer in self.layers.values() for p in layer.params}
-            shared = {id(p): name for name, p in self.known.shared.items()}
+            shared = {id(p): name for name, p in known.shared.items()}
             held = self._held[optimizer] = Held(
                 task,
                 params,
@@ -358,7 +374,7 @@ def refuse_open(params: Iterable[nn.Parameter]) -> None:
     """Refuse parameters that another learner is teaching a task right now."""
     wanted = {id(p) for p in params}
     for guard in list(_guards):
-        task = None if guard.stopped else guard.known.guarded
+        task = guard._task
         if task is not None and any(
             id(p) in wanted for layer in guard.layers.values() for p in layer.params
         ):
