@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .core.layers import Layer
-from .core.plan import NORMS, Norm, Plan, matches
+from .core.plan import NORMS, Plan
 from .core.precision import full_precision
 from .core.scaling import Scaling
-from .core.subspace import Memory, TaskId
+from .core.subspace import Memory
+from .types import Norm, TaskId, matches
 
 DIVERGED = 1e6  # a scaling this far from the identity has left every sensible weight behind
 

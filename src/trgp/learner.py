@@ -19,14 +19,15 @@ from .core.capture import GramCapture, observing
 from .core.freeze import Frozen
 from .core.gradient import LossFn, layer_gradients
 from .core.guard import Guard, Pin, with_coordinates
-from .core.plan import Norm, bare, make_plan, matches, per_task_tensors, unmatched
+from .core.plan import bare, make_plan, per_task_tensors, unmatched
 from .core.quiet import undisturbed
 from .core.scaling import Scaling, scale, unscale
-from .core.subspace import Memory, TaskId, columns_of, extend
+from .core.subspace import Memory, columns_of, extend
 from .core.trust_region import projections, total_over, trust_region
 from .options import Option, check_count, check_option, check_patterns, value_of
 from .summary import summary
 from .task import Change, TaskRecord
+from .types import Norm, TaskId, matches
 
 Scope = Literal["layer", "task"]
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .core.subspace import TaskId
+from .types import TaskId
 
 
 def summary(

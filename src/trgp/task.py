@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core.precision import full_precision
-from .core.subspace import Memory, TaskId, columns_of, put_columns
+from .core.subspace import Memory, columns_of, put_columns
+from .types import TaskId
 
 
 @dataclass

@@ -1,11 +1,10 @@
 """A method's state: tensors in nested dictionaries, which a file can hold as they are."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias, Union
 
 from torch import Tensor
 
-State: TypeAlias = Mapping[str, Union[Tensor, "State"]]
+from .types import State
 
 
 def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..types import TaskId
 from .capture import Gram
 from .decompositions import eigh, qr
 from .precision import full_precision
-
-TaskId = int | str
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ..core import drifting, literal, native
 from ..core.scaling import effective_weight
 from ..core.subspace import Memory
 from ..task import Change
-from .base import Params
+from ..types import Params
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
