@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from trgp.core import native
-from trgp.core.plan import matches
-from trgp.engine.context import Context
-from trgp.methods.base import Grads, Params
+from trgp.methods.base import Context, Grads
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.layerwise import Along
 from trgp.methods.protected import Directions
-from trgp.tree import State, level, put, tensors
+from trgp.tree import level, put, tensors
+from trgp.types import Params, State, matches
 
 OWN = "dense Q "
 

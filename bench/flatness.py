@@ -29,9 +29,10 @@ from trgp.engine.machine import repeatable
 from trgp.engine.network import Network
 from trgp.engine.train import Epoch, Work, train_epoch
 from trgp.files import write_text
-from trgp.methods.base import Method, Params
+from trgp.methods.base import Method
 from trgp.methods.trgp import TRGPMethod
-from trgp.tree import State, leaves, level
+from trgp.tree import leaves, level
+from trgp.types import Params, State
 
 CPU = torch.device("cpu")
 BATCH, SEED = 32, 0

@@ -29,7 +29,7 @@ from trgp.benchmarks import Task
 from trgp.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine.batches import Part, epoch_batches
-from trgp.engine.config import configure
+from trgp.engine.config import configure, defaults
 from trgp.engine.pool import cores
 from trgp.files import write_text
 from trgp.results import metrics
@@ -141,7 +141,7 @@ def command_line(args: argparse.Namespace) -> tuple[float, list[float]]:
         words = [*changes_of(args), "--device", "cpu", "--quiet", "--out", out]
         command = [sys.executable, "-m", "trgp", "run", BENCHMARK, "--seeds", str(args.seeds)]
         seconds, _ = timed([*command, *words])
-        (results,) = find(out).results
+        (results,) = find(out, defaults).results
         return seconds, [run.acc for run in results]
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trgp.methods.base import Batch, Grads, Params, Rate
+from trgp.methods.base import Batch, Grads
 from trgp.methods.ewc import EWC
-from trgp.tree import State
+from trgp.types import Params, Rate, State
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import reproduction
 from overlaps import overlaps
 from recorded import Wanted, changes_of, recorded
 
+from trgp.engine.config import defaults
 from trgp.files import write_text
 from trgp.report import cells as report_cells
 from trgp.report.charts import charts
@@ -156,7 +157,7 @@ def _explained(experiment: str) -> str:
 
 def _with(folder: str, make: Callable[[list[Results]], str]) -> Callable[[], str]:
     """Also of results that no sweep asks for: `more` settings and seeds, whole `jobs` for time."""
-    return lambda: make([*_found(), *find(RECORDS / folder).results])
+    return lambda: make([*_found(), *find(RECORDS / folder, defaults).results])
 
 
 def precision() -> str:
@@ -166,7 +167,7 @@ def precision() -> str:
         "BWT %",
     )
     rows = []
-    for results in find(RECORDS / "precision").results:
+    for results in find(RECORDS / "precision", defaults).results:
         run = results[0]
         plain = recorded(_found(), Wanted(run.benchmark, run.method, run.preset))
         made = (
@@ -206,7 +207,7 @@ def _bench(wanted: Callable[[str], bool]) -> dict[str, dict[str, float]]:
 
 @cache
 def _found() -> list[Results]:
-    return find(RECORDS / "runs").results
+    return find(RECORDS / "runs", defaults).results
 
 
 def _place(results: Results) -> tuple[str, float]:

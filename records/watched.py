@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trgp.methods.base import Params, Report
+from trgp.methods.base import Report
 from trgp.methods.protected import Directions
 from trgp.methods.trgp import TRGPMethod
-from trgp.tree import State, level, put, tensors
+from trgp.tree import level, put, tensors
+from trgp.types import Params, State
 
 if TYPE_CHECKING:
-    from trgp.engine.context import Context
+    from trgp.methods.base import Context
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trgp.cli import main
+from trgp.engine.config import defaults
 from trgp.results import store
 
 TREE = Path(__file__).parent.parent
@@ -37,6 +38,6 @@ def test_the_method_of_the_page_can_be_pasted_and_run(
     Path("my_module.py").write_text(module)
     assert main([*command.split(), "--tasks", "2", "--epochs", "2", "--quiet"]) == 0
     sys.modules.pop("my_module")
-    (results,) = store.find("runs").results
+    (results,) = store.find("runs", defaults).results
     assert results[0].config["strength"] == 0.1
     assert results[0].state_bytes == results[0].network_bytes

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import trgp.core.guard as guard
 from helpers import classification, cross_entropy, learn, mlp, train
 
-import trgp.core.guard as guard
 from trgp import GPM, TRGP
 
 RANK = """

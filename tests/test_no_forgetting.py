@@ -20,7 +20,7 @@ from helpers import (
 from torch import Tensor, nn
 
 from trgp import GPM, TRGP
-from trgp.core.plan import Norm
+from trgp.types import Norm
 
 IMAGE = (16, 4, 4)
 

@@ -1,10 +1,23 @@
 """Gradient-projection continual learning: TRGP, GPM and their family, on any PyTorch model."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
 
-from .engine.run import run as run
 from .learner import GPM as GPM
 from .learner import TRGP as TRGP
 from .learner import UnknownTaskError as UnknownTaskError
+from .types import VERSION
 
 __all__ = ["GPM", "TRGP", "UnknownTaskError", "run"]
+__version__ = VERSION
+
+if TYPE_CHECKING:
+    from .engine.run import run as run
+else:  # out of sight of type checkers, which would take any name for an attribute
+
+    def __getattr__(name: str) -> object:
+        """Import `run` when it is first used, because it needs most of the package."""
+        if name != "run":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .engine.run import run
+
+        return run

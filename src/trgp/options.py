@@ -4,8 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
-from .core.plan import matches
-from .core.subspace import TaskId
+from .types import TaskId, matches
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
 RankOption = float | Mapping[str, float] | None

@@ -1,11 +1,10 @@
 """A method's state: tensors in nested dictionaries, which a file can hold as they are."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias, Union
 
 from torch import Tensor
 
-State: TypeAlias = Mapping[str, Union[Tensor, "State"]]
+from .types import State
 
 
 def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -57,6 +56,16 @@ def put(tree: State, value: "Tensor | State", *keys: str) -> State:
 def nbytes(tree: State) -> int:
     """What the tensors of a tree take."""
     return sum(tensor.nbytes for _, tensor in leaves(tree))
+
+
+def in_units(count: int) -> str:
+    """Return bytes as people read them."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _misfit(path: str, value: object) -> TypeError:

@@ -14,7 +14,8 @@ from trgp.engine.config import configure
 from trgp.engine.network import Network
 from trgp.methods.protected import Directions
 from trgp.models import MLP
-from trgp.tree import State, put
+from trgp.tree import put
+from trgp.types import State
 
 RECORDS = Path(__file__).parents[2] / "records"
 

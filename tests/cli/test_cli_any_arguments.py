@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trgp.cli import main
 from trgp.cli.fields import settings as fields_of
-from trgp.engine.config import configure
+from trgp.engine.config import configure, defaults
 from trgp.engine.events import Event
 from trgp.engine.run import run
 from trgp.methods import METHODS
@@ -94,7 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Results:
     out = tmp_path_factory.mktemp("finished")
     assert main(["run", *SMALL, "--quiet", "--out", str(out)]) == 0
     (path,) = out.rglob("result.json")
-    return read(path)
+    return read(path, defaults)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import torch
 from cli_calls import LONG, SMALL, Trgp, scalars, start, wait_for
 
 from trgp.cli import parallel
+from trgp.engine.config import defaults
 from trgp.engine.events import EpochFinished, Event, RunStarted
 from trgp.engine.pool import watched
 from trgp.engine.run import run
@@ -117,8 +118,10 @@ def test_bits_events_and_summary_are_those_of_one_process(
     assert digests("one") == digests("two")
     assert events_by_seed("one.log") == events_by_seed("two.log")
     assert said["one"] == said["two"]
-    results = find("two").results[0]
-    assert [run.device for run in results] == [run.device for run in find("one").results[0]]
+    results = find("two", defaults).results[0]
+    assert [run.device for run in results] == [
+        run.device for run in find("one", defaults).results[0]
+    ]
     assert not multiprocessing.active_children()
 
 

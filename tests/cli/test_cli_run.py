@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_calls import SMALL, Trgp
 
-from trgp.engine.config import configure
+from trgp.engine.config import configure, defaults
 from trgp.results.store import read
 
 METHOD = '''
@@ -78,7 +78,7 @@ def test_a_run_shows_its_results_and_where_they_lie(trgp: Trgp, here: Path) -> N
     assert (code, err) == (0, "")
     assert "ACC" in out
     folder = out.splitlines()[-1].removeprefix("Results: ")
-    (result,) = read(here / folder)
+    (result,) = read(here / folder, defaults)
     changed = {"tasks": 2, "epochs": 1, "lr": 0.30000000000000004}
     assert result.changed == changed
     assert result.command == "trgp run permuted-digits --tasks 2 --epochs 1 --lr " + (

@@ -23,7 +23,7 @@ from trgp.cli import sweep_progress
 from trgp.cli.run import Running
 from trgp.cli.sweep import typed
 from trgp.engine import sweep
-from trgp.engine.config import configure
+from trgp.engine.config import configure, defaults
 from trgp.engine.sweep import Ended, Place
 from trgp.results.store import find, read_result
 from trgp.sweeps import SWEEPS, Cell, cells
@@ -89,7 +89,7 @@ def test_a_sweep_runs_once_and_every_cell_can_be_repeated_alone(
     )
     assert last == "Results: my runs"
 
-    for results in find("my runs").results:
+    for results in find("my runs", defaults).results:
         assert [run.seed for run in results] == [0, 1]
         run = results[1]
         words = shlex.split(run.command)

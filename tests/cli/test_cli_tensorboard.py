@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cli_calls import SMALL, Trgp, scalars
 
+from trgp.engine.config import defaults
 from trgp.results.store import read
 
 
@@ -13,7 +14,7 @@ def test_the_curves_of_a_run(trgp: Trgp, here: Path) -> None:
     command = ("run", *SMALL, "--quiet", "--tensorboard", "--epochs", "2")
     assert trgp(*command).code == 0
     (folder,) = here.rglob("tensorboard")
-    (result,) = read(folder.parent)
+    (result,) = read(folder.parent, defaults)
     found = scalars(folder)
     assert [step for step, _ in found["loss/task 2"]] == [1, 2]
     assert found["valid_accuracy/task 1"][1][1] == pytest.approx(

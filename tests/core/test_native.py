@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trgp.core import native
 from trgp.core.keep import with_coordinates
-from trgp.core.products import plus_product
 from trgp.core.literal import effective_weight
+from trgp.core.products import plus_product
 from trgp.core.subspace import columns_of
 
 STEPS = 50

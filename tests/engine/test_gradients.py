@@ -14,9 +14,9 @@ from trgp.engine.gradients import loss_and_gradients
 from trgp.engine.network import Network
 from trgp.engine.stacked import stacked_step
 from trgp.methods import Batch, Factors, Method
-from trgp.methods.base import Grads, Params, Rate
+from trgp.methods.base import Grads
 from trgp.methods.finetune import Finetune
-from trgp.tree import State
+from trgp.types import Params, Rate, State
 
 
 class Twice(nn.Module):

@@ -23,7 +23,7 @@ from small_runs import (
 )
 
 import trgp
-from trgp.engine.config import configure
+from trgp.engine.config import configure, defaults
 from trgp.engine.errors import InputError, RunError
 from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
 from trgp.results import store
@@ -180,8 +180,8 @@ def test_fresh_repeats_it_and_keeps_the_old_result(tmp_path: Path) -> None:
     previous = path.with_name("result.previous.json")
     assert previous.read_bytes() == before
     assert path.read_bytes() != before
-    assert store.find(tmp_path).problems == []
-    assert len(store.find(tmp_path).results) == 1
+    assert store.find(tmp_path, defaults).problems == []
+    assert len(store.find(tmp_path, defaults).results) == 1
 
 
 def test_fresh_starts_over_also_where_a_run_was_interrupted(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_what_is_returned_is_what_is_stored(case: str, tmp_path: Path) -> None:
         **options,
     )
     folder = result_files(tmp_path)[0].parents[1]
-    assert list(returned) == sorted(store.read(folder), key=lambda run: -run.seed)
-    (found,) = store.find(tmp_path).results
+    assert list(returned) == sorted(store.read(folder, defaults), key=lambda run: -run.seed)
+    (found,) = store.find(tmp_path, defaults).results
     assert len(found) == 2
     for result in returned:
-        assert store.read(folder / f"seed-{result.seed}") == store.Results((result,))
+        assert store.read(folder / f"seed-{result.seed}", defaults) == store.Results((result,))
         assert result.changed["epochs"] == 1
         assert result.config["epochs"] == 1
         assert result.versions["torch"] == torch.__version__

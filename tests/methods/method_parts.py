@@ -20,7 +20,7 @@ from trgp.methods.lwf import LwF
 from trgp.methods.owm import OWM
 from trgp.models import MLP, ResNet18
 from trgp.models.gates import HEADS, Gate
-from trgp.tree import State
+from trgp.types import State
 
 M = TypeVar("M", bound=Method)
 

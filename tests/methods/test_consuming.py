@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from trgp.core.donation import donated
+from trgp.core.donation import donated, fused_sgd
 from trgp.methods import METHODS
-from trgp.methods.base import Batch, Grads, Params, Rate, fused_sgd, sgd
+from trgp.methods.base import Batch, Grads, sgd
 from trgp.methods.finetune import Finetune
-from trgp.tree import State
+from trgp.types import Params, Rate, State
 
 PARAMS = {"w": torch.arange(4.0), "b": torch.ones(2, dtype=torch.float64)}
 GRADS = {"w": torch.ones(4), "b": torch.full((2,), 2.0, dtype=torch.float64)}

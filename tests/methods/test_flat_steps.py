@@ -16,11 +16,11 @@ from trgp.engine.captured import CapturedTask
 from trgp.engine.context import Context
 from trgp.engine.network import Network
 from trgp.engine.train import Epoch, Work, train_epoch
-from trgp.methods.base import Method, Params
+from trgp.methods.base import Method
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.trgp import TRGPMethod
 from trgp.models import MLP
-from trgp.tree import State
+from trgp.types import Params, State
 
 CPU = torch.device("cpu")
 FEW, MANY = 3, 12

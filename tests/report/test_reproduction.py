@@ -10,6 +10,7 @@ import pytest
 from some_results import a_result, with_all_phases
 
 from trgp.benchmarks.five_datasets import SETS
+from trgp.engine.config import defaults
 from trgp.results.store import find, run_folder, write_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,7 +56,7 @@ def store(
 def made(out: Path, name: str) -> str:
     import reproduction
 
-    found = find(out)
+    found = find(out, defaults)
     assert found.problems == []
     return reproduction.TABLES[name](found.results)
 

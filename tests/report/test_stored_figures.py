@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trgp.engine.config import defaults
 from trgp.report.charts import charts
 from trgp.results.store import find
 
@@ -20,7 +21,7 @@ def structure() -> dict[str, Any]:
     """What every figure of some methods on the smaller benchmark is made of."""
     some = [
         results
-        for results in find(RUNS).results
+        for results in find(RUNS, defaults).results
         if results[0].benchmark == "split-digits" and results[0].method in METHODS
     ]
     return {

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_results import a_result
 
+from trgp.engine.config import defaults
 from trgp.results import metrics
 from trgp.results.result import Result, Results
 from trgp.results.several import find_in
@@ -366,8 +367,12 @@ def test_a_configuration_a_seed_and_a_file_are_read(tmp_path: Path) -> None:
     (configuration / "seed-7").mkdir()  # not finished
     (configuration / "notes").mkdir()
     (configuration / "notes" / "result.json").write_text("{}")
-    assert read(configuration) == Results(tuple(a_result(seed) for seed in sorted(seeds)))
-    assert read(folders[0]) == read(folders[0] / "result.json") == Results((a_result(10),))
+    assert read(configuration, defaults) == Results(tuple(a_result(seed) for seed in sorted(seeds)))
+    assert (
+        read(folders[0], defaults)
+        == read(folders[0] / "result.json", defaults)
+        == Results((a_result(10),))
+    )
 
 
 def test_nothing_to_read_gets_a_sentence(tmp_path: Path) -> None:
@@ -375,7 +380,7 @@ def test_nothing_to_read_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "seed-1").mkdir()
     for path in (tmp_path, tmp_path / "missing", tmp_path / "out", tmp_path / "seed-1"):
         with pytest.raises(FileNotFoundError, match="There is no finished run in") as caught:
-            read(path)
+            read(path, defaults)
         sentence(caught.value, path)
 
 
@@ -383,7 +388,7 @@ def test_a_broken_seed_is_not_left_out_silently(tmp_path: Path) -> None:
     configuration = stored(tmp_path, a_result(0)).parent
     (stored(tmp_path, a_result(1)) / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"seed-1.result\.json is no JSON"):
-        read(configuration)
+        read(configuration, defaults)
 
 
 @pytest.mark.parametrize(
@@ -402,9 +407,9 @@ def test_runs_that_have_no_mean_are_kept_apart(other: Result, says: str, tmp_pat
     (folder.parent / "seed-5").mkdir()
     write_result(folder.parent / "seed-5", other)
     with pytest.raises(ValueError, match=says) as caught:
-        read(folder.parent)
+        read(folder.parent, defaults)
     sentence(caught.value, folder.parent / "seed-5")
-    found = find(tmp_path)
+    found = find(tmp_path, defaults)
     assert found.results == [Results((a_result(0),))]
     assert found.problems == [str(caught.value)]
 
@@ -418,16 +423,16 @@ def test_a_result_that_is_too_old_to_name_a_setting_is_not_kept_apart(
     runs = [a_result(seed) if seed == older else a_result(seed, config=named) for seed in (0, 1)]
     for run in runs:
         stored(tmp_path, run)
-    assert find(tmp_path) == Found([Results(tuple(runs))], [])
+    assert find(tmp_path, defaults) == Found([Results(tuple(runs))], [])
     for seed, other in enumerate(({"lr": 0.5}, {"lr_decay": 0.5}, {"of another version": 1}), 2):
         stored(tmp_path, a_result(seed, config={**named, **other}))
-    found = find(tmp_path)
+    found = find(tmp_path, defaults)
     assert [len(results) for results in found.results] == [2]
     assert len(found.problems) == 3
     apart = [tmp_path / "one", tmp_path / "other"]
     for out, run in zip(apart, runs, strict=True):
         stored(out, run)
-    assert [len(results) for results in find_in([*map(str, apart)]).results] == [2]
+    assert [len(results) for results in find_in([*map(str, apart)], defaults).results] == [2]
 
 
 def test_results_of_a_method_that_is_not_at_hand_are_found(tmp_path: Path) -> None:
@@ -435,9 +440,9 @@ def test_results_of_a_method_that_is_not_at_hand_are_found(tmp_path: Path) -> No
     own = [a_result(seed, method="nowhere.to_be:Found") for seed in (0, 1)]
     for run in own:
         stored(tmp_path, run)
-    assert find(tmp_path) == Found([Results(tuple(own))], [])
+    assert find(tmp_path, defaults) == Found([Results(tuple(own))], [])
     stored(tmp_path, a_result(2, method="nowhere.to_be:Found", config={"lr": 0.01}))
-    assert [len(results) for results in find(tmp_path).results] == [2]
+    assert [len(results) for results in find(tmp_path, defaults).results] == [2]
 
 
 def test_thousands_are_found_and_broken_ones_are_told(tmp_path: Path) -> None:
@@ -459,7 +464,7 @@ def test_thousands_are_found_and_broken_ones_are_told(tmp_path: Path) -> None:
                 (folder / "result.json").write_text(text)
     (folder.parent / "seed-99").mkdir()  # not finished
     (tmp_path / "notes.txt").write_text("none of it")
-    found = find(tmp_path)
+    found = find(tmp_path, defaults)
     assert len(found.results) == 300
     assert sum(map(len, found.results)) == 2998
     assert [len(found.results[0]), len(found.results[1])] == [9, 10]
@@ -473,14 +478,14 @@ def test_configurations_are_sorted_by_benchmark_method_and_preset(tmp_path: Path
     keys = [("b", "m", "p"), ("a", "Z", "p"), ("a", "m", "q"), ("a", "m", "p")]
     for benchmark, method, preset in keys:
         stored(tmp_path, a_result(benchmark=benchmark, method=method, preset=preset))
-    found = find(tmp_path)
+    found = find(tmp_path, defaults)
     got = [(r.benchmark, r.method, r.preset) for results in found.results for r in results]
     assert got == sorted(keys)
     assert found.problems == []
 
 
 def test_a_missing_folder_is_a_problem(tmp_path: Path) -> None:
-    found = find(tmp_path / "missing")
+    found = find(tmp_path / "missing", defaults)
     assert found.results == []
     sentence(found.problems[0], tmp_path / "missing", "--out")
 
@@ -488,7 +493,7 @@ def test_a_missing_folder_is_a_problem(tmp_path: Path) -> None:
 def test_a_folder_in_a_files_place_is_a_problem(tmp_path: Path) -> None:
     folder = stored(tmp_path, a_result())
     (folder.parent / "seed-1" / "result.json").mkdir(parents=True)
-    found = find(tmp_path)
+    found = find(tmp_path, defaults)
     assert found.results == [Results((a_result(),))]
     sentence(found.problems[0], "seed-1")
 
@@ -531,7 +536,7 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     with locked(folder):
         write_result(folder, a_result())
-    assert read(folder)[0] == a_result()
+    assert read(folder, defaults)[0] == a_result()
 
 
 def test_without_locks_nothing_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

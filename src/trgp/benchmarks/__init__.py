@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..data.store import PathLike
-from ..hints import meant
-from ..imports import imported
+from ..lookup import imported, meant
 from ..options import check_count
+from ..types import PathLike
 from . import (
     cifar100_superclass,
     digits,

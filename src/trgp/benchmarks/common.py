@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data import ImageSet, Tensors, data_root
 from ..data import load as load_set
-from ..data.store import PathLike
+from ..types import PathLike
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
-from .. import __version__
 from ..engine.errors import InputError, RunError
-from ..hints import meant
+from ..lookup import meant
+from ..types import VERSION
 from . import data, listing, report, results, run, sweep, watch
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
@@ -68,7 +68,7 @@ def _dispatch(argv: Sequence[str]) -> None:
         case ["-h" | "--help", *_]:
             print(HELP, end="")
         case ["--version", *_]:
-            print(f"trgp {__version__}")
+            print(f"trgp {VERSION}")
         case [name, *rest] if name in COMMANDS:
             COMMANDS[name][0](rest)
         case [name, *_]:

@@ -20,7 +20,7 @@ from tyro.conf import Positional, arg
 
 from ..data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
 from ..engine.errors import InputError, Interrupted, RunError
-from ..hints import meant
+from ..lookup import meant
 from ..results.layout import NONE, plain, stacked, table
 from .parsing import parse
 from .screen import show

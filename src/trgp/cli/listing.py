@@ -14,7 +14,7 @@ from ..benchmarks import Published
 from ..data import BENCHMARKS
 from ..engine.config import Training, configure
 from ..engine.errors import InputError
-from ..hints import meant
+from ..lookup import meant
 from ..methods import METHODS, About
 from ..results.layout import NONE, pairs, plain, shown, stacked, table
 from .data import catalogue

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 
 from ..engine.errors import InputError
-from ..hints import meant
+from ..lookup import meant
 
 T = TypeVar("T")
 Given = list[tuple[str, list[str]]]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from ..engine.config import defaults
 from ..engine.errors import InputError, RunError
 from ..report.build import build
 from ..report.folder import PAGE, Draw, check, write
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
         check(asked.out)
     except OSError as error:
         raise InputError(str(error)) from error
-    found = find_in(asked.runs)
+    found = find_in(asked.runs, defaults)
     if not found.results:
         folders = ", ".join(asked.runs)
         none = f"There is no finished run in {folders}; begin with `trgp run permuted-digits`."

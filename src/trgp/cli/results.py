@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ..engine.config import defaults
 from ..engine.errors import InputError
 from ..results import render, store
 from ..results.result import Results
@@ -42,7 +43,7 @@ class Compare:
 
 def table(argv: Sequence[str]) -> None:
     folder = parse(Table, argv, "trgp table").folder
-    found = store.find(folder)
+    found = store.find(folder, defaults)
     if not found.results:
         none = f"There is no finished run in {folder}; begin with `trgp run permuted-digits`."
         raise InputError("\ntrgp: ".join(found.problems or [none]))
@@ -63,6 +64,6 @@ def compare(argv: Sequence[str]) -> None:
 
 def _read(path: str) -> Results:
     try:
-        return store.read(path)
+        return store.read(path, defaults)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error

@@ -17,7 +17,7 @@ from ..engine.machine import resolve
 from ..engine.pool import cores
 from ..engine.run import MOST_TOGETHER, TOGETHER
 from ..engine.sweep import Ended, Place, Plan, carry_out, plan, together
-from ..hints import meant
+from ..lookup import meant
 from ..options import check_count
 from ..results import render
 from ..results.layout import NONE, plain, settings, shown, table

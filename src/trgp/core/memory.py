@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..types import TaskId
 from .decompositions import eigh, qr, svd
 from .keep import Block, Region
 from .precision import full_precision
-from .subspace import Extension, TaskId, columns_of, put_columns
+from .subspace import Extension, columns_of, put_columns
 
 MOST_BLOCKS = 7  # beyond, all blocks share one reach: a set of tasks each would cost too many bases
 

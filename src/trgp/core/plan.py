@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, cast
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..types import Norm, matches
 from .layers import PROTECTABLE, Layer, Site, Slot, join, sites_of
-
-Norm = Literal["freeze", "per_task", "shared"]
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -32,13 +31,6 @@ def bare(model: nn.Module) -> nn.Module:
     while hasattr(model, "_orig_mod") or isinstance(model, parallel):
         model = cast(nn.Module, getattr(model, "_orig_mod", None) or model.module)
     return model
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern names this module (or parameter) or one of the modules it lies in."""
-    parts = name.split(".")
-    prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(p, pattern) for p in prefixes for pattern in patterns)
 
 
 def unmatched(model: nn.Module, patterns: Sequence[str]) -> list[str]:

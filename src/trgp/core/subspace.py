@@ -14,8 +14,6 @@ from torch import Tensor
 from .capture import Gram
 from .decompositions import eigh, qr
 
-TaskId = int | str
-
 
 @dataclass
 class Extension:

@@ -1,15 +1,12 @@
 """Which old tasks a layer trusts (paper, section 4.1)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ..types import J
 from .precision import full_precision
-from .subspace import TaskId
-
-J = TypeVar("J", bound=TaskId)
 
 
 @full_precision

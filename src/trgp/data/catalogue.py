@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .store import SETS, PathLike, data_root
+from ..types import PathLike
+from .store import SETS, data_root
 
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "pmnist": ("mnist",),

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..hints import meant
+from ..lookup import meant
+from ..types import PathLike
 from . import store
 from .download import Progress, fetch
 from .sources import SOURCES, Arrays, Source
@@ -18,7 +19,7 @@ DAMAGE = (ValueError, EOFError, tarfile.TarError, zlib.error, gzip.BadGzipFile)
 
 def prepare(
     name: str,
-    root: store.PathLike | None = None,
+    root: PathLike | None = None,
     progress: Progress | None = None,
     *,
     sources: Mapping[str, Source] = SOURCES,
@@ -58,7 +59,7 @@ def prepare(
     return target
 
 
-def _source(name: str, root: store.PathLike | None, sources: Mapping[str, Source]) -> Source:
+def _source(name: str, root: PathLike | None, sources: Mapping[str, Source]) -> Source:
     if name in sources:
         return sources[name]
     if name == "miniimagenet":

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files import whole
+from ..types import PathLike
 
 SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "notmnist", "miniimagenet")
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -31,7 +32,6 @@ BY_HAND = (
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..data import Tensors
-from ..methods.base import Batch, Method, Params
-from ..tree import State, from_leaves, leaves
+from ..methods.base import Batch, Method
+from ..tree import from_leaves, leaves
+from ..types import Params, State
 from .batches import Cut
 from .gradients import Gradients, loss_and_gradients
 from .replay import Replay

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..files import read_tensors, write_tensors
-from ..methods.base import Params
-from ..tree import State, from_leaves, leaves
+from ..tree import from_leaves, leaves
+from ..types import Params, State
 from .errors import RunError
 from .schedule import Schedule
 from .writer import Writer

@@ -22,6 +22,7 @@ from .captured import CapturedTask
 from .errors import RunError
 from .gradients import Gradients, loss_and_gradients
 from .sequence import Sequencer
+from .stacked import draws, vmaps
 from .stream import Stream
 from .train import Trained, Work, train_epoch
 
@@ -38,8 +39,8 @@ def stacks_well(method: Method, x: torch.Tensor) -> bool:
         method.stackable()
         and not convolves
         and not network.buffers
-        and not network.draws(x)
-        and network.vmaps(x)
+        and not draws(network, x)
+        and vmaps(network, x)
     )
 
 

@@ -15,10 +15,9 @@ import torch._inductor.config
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..methods.base import Batch, Factors, Grads, Method, Params
-from ..tree import State
+from ..methods.base import Batch, Factors, Grads, Method, Network
+from ..types import Params, State
 from .gradients import loss_and_gradients
-from .network import Network
 from .outside import LeavingTorch
 
 _COMPILED: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}

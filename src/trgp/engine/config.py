@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 
 from .. import benchmarks, methods
 from ..benchmarks import Options
-from ..hints import meant
-from ..imports import imported
+from ..lookup import imported, meant
 from ..methods import Method
 from ..options import check_count, check_number
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ..data import Tensors
 from ..draws import order
-from ..methods.base import Batch, Grads, Method, Params
-from ..tree import State
+from ..methods.base import Batch, Grads, Method, Network
+from ..types import Params, State
 from .batches import Part, epoch_batches
 from .gradients import loss_and_gradients
-from .network import Network
 from .replay import Replay
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..methods.base import Batch, Method, Params
+from ..methods.base import Batch, Method
 from ..results.result import Results
-from ..tree import State
+from ..types import Params, State
 from .errors import RunError
 from .gradients import loss_and_gradients
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..methods.base import Params
+from ..methods.base import Network
+from ..types import Params
 from .batches import Part, epoch_batches, fetched
-from .network import Network
 from .replay import Replay
 
 

@@ -13,7 +13,7 @@ from .. import benchmarks
 from ..benchmarks import Benchmark
 from ..benchmarks.own import TENSORS, Samples
 from ..data import store
-from ..data.store import PathLike
+from ..types import PathLike
 from .config import Config
 
 Load = Callable[[int, torch.device], Benchmark]

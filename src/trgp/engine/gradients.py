@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..methods.base import Batch, Factors, Grads, Method, Params
-from ..tree import State
+from ..methods.base import Batch, Factors, Grads, Method
+from ..types import Params, State
 
 Seen = dict[str, list[tuple[Tensor, Tensor]]]  # by weight: (input, probe) of every call
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from .. import __version__
 from ..benchmarks import Benchmark
 from ..methods.base import Method
 from ..results.result import Result
 from ..results.store import RESULT, locked, read_result, write_result
+from ..types import VERSION
 from .checkpoint import Checkpoints, clear
 from .clock import Clock
 from .company import Member, Stack, Waiting, stacks_well, together
@@ -244,7 +244,7 @@ def _sequencer(bound: _Bound, engine: str, observer: Observer, clock: Clock) -> 
         "seed": run.seed,
         "device": device.type,
         "engine": engine,
-        "trgp": __version__,
+        "trgp": VERSION,
         "torch": torch.__version__,
     }
     checkpoints = Checkpoints(run.folder, identity, device)

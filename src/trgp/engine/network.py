@@ -13,7 +13,8 @@ from torch.func import functional_call
 from ..benchmarks import Task
 from ..draws import seed_of
 from ..kernels import own_kernels
-from ..methods.base import BENT, GATE, Params
+from ..methods.base import BENT, GATE
+from ..types import Params
 
 
 class Network:
@@ -137,25 +138,6 @@ class Network:
                     "a row of as many logits for every sample."
                 )
 
-    def draws(self, x: Tensor) -> bool:
-        """Whether a pass in training draws random numbers, as for dropout."""
-        params = self.initial_params()
-        self.module.train()
-        before = _random_state(self.device)
-        with torch.no_grad():
-            self(params, x, 0)
-        return not before.equal(_random_state(self.device))
-
-    def vmaps(self, x: Tensor) -> bool:
-        """Whether torch can compute it for several sets of parameters at once."""
-        params = {n: torch.stack([p, p]) for n, p in self.initial_params().items()}
-        try:
-            with torch.no_grad():
-                torch.vmap(lambda own: self(own, x, 0))(params)
-        except Exception:  # a user's network can fail in any way
-            return False
-        return True
-
     def initial_params(self, task: int = 0) -> dict[str, Tensor]:
         """Parameters and buffers as initialised: always the same for a seed and task."""
         return _tensors(self._initialised(task))
@@ -190,11 +172,6 @@ def _bend(
     x, *rest = args
     B, S = pair["B"], pair["S"]
     return x + F.linear(F.linear(F.linear(x, B.mT), S), B), *rest
-
-
-def _random_state(device: torch.device) -> Tensor:
-    on_gpu = device.type == "cuda"
-    return torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -6,11 +6,11 @@ import platform
 import numpy as np
 import torch
 
-from .. import __version__
 from ..methods.base import Method
 from ..results.metrics import acc, bwt
 from ..results.result import SCHEMA_VERSION, Result
 from ..tree import leaves, nbytes
+from ..types import VERSION
 from .checkpoint import Position
 from .config import Config
 from .given import tensor_bytes
@@ -32,7 +32,7 @@ def outcome(config: Config, seed: int, method: Method, end: Position, command: s
         seed=seed,
         config=config.settings,
         versions={
-            "trgp": __version__,
+            "trgp": VERSION,
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..data.store import PathLike
 from ..options import check_count
 from ..results.result import Result, Results
 from ..results.store import run_folder
+from ..types import PathLike
 from .config import Config, configure
 from .divergence import DivergenceError, SeedsFailedError
 from .events import Observer, nobody

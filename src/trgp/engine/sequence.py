@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..benchmarks import Benchmark
-from ..methods.base import Method, Params
+from ..methods.base import Method
+from ..types import Params
 from .batches import Part, joined
 from .checkpoint import Checkpoints, Position, Record
 from .clock import Clock

@@ -13,8 +13,8 @@ from torch._C._functorch import get_unwrapped, maybe_get_bdim
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..core.branches import aside, join
-from ..methods.base import EARLY, Batch, Factors, Method, Params
-from ..tree import State
+from ..methods.base import EARLY, Batch, Factors, Method, Network
+from ..types import Params, State
 from .gradients import factors_of, watched
 
 
@@ -108,3 +108,29 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 def _batch_of(batch: Batch, given: dict[str, Tensor]) -> Batch:
     return batch._replace(x=given["x"], y=given["y"], u=given.get("u"))
+
+
+def draws(network: Network, x: Tensor) -> bool:
+    """Whether a pass of the network in training draws random numbers, as for dropout."""
+    params = network.initial_params()
+    network.module.train()
+    before = _random_state(network.device)
+    with torch.no_grad():
+        network(params, x, 0)
+    return not before.equal(_random_state(network.device))
+
+
+def vmaps(network: Network, x: Tensor) -> bool:
+    """Whether torch can compute the network for several sets of parameters at once."""
+    params = {n: torch.stack([p, p]) for n, p in network.initial_params().items()}
+    try:
+        with torch.no_grad():
+            torch.vmap(lambda own: network(own, x, 0))(params)
+    except Exception:  # a user's network can fail in any way
+        return False
+    return True
+
+
+def _random_state(device: torch.device) -> Tensor:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from ..data.store import PathLike
 from ..results.result import Result, Results
 from ..results.store import RESULT, Found, read_result
-from ..sweeps.grid import ONE_HEAD_ONLY, Cell, described
+from ..types import PathLike
 from .errors import InputError, RunError
 from .events import Observer, nobody
 from .given import named
@@ -18,6 +17,7 @@ from .learning import Asked, learn
 from .machine import resolve
 from .network import Network
 from .pool import Job, forget_peak, in_processes
+from .sweep_grid import ONE_HEAD_ONLY, Cell, described
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.donation import donated
 from ..draws import seed_of, uniform
-from ..methods.base import Batch, Method, Params
-from ..tree import State
+from ..methods.base import Batch, Method
+from ..types import Params, State
 from .batches import Cut, Part, cuts, epoch_batches, rows_of
 from .divergence import DivergenceError, locate
 from .gradients import Gradients, loss_and_gradients

@@ -1,7 +1,6 @@
 """GPM as an object that a user puts beside a model and a training loop (paper, section 4.4)."""
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 from ..core.capture import GramCapture, observing
 from ..core.keep import Form
 from ..core.memory import Change, in_memory_order, scalings_of
-from ..core.plan import Norm, matches, unmatched
-from ..core.subspace import Extension, TaskId, extend
+from ..core.plan import unmatched
+from ..core.subspace import Extension, extend
 from ..options import (
     Option,
     RankOption,
@@ -25,13 +24,14 @@ from ..options import (
     rank_of,
     value_of,
 )
-from ..summary import summary
+from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
 from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
 from .layer_guard import LayerGuard
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
+from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -333,7 +333,7 @@ class GPM:
 
     # ---- state ------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, include_model: bool = False) -> None:
+    def save(self, path: PathLike, *, include_model: bool = False) -> None:
         """Write all that is known, also of an open task; the model's weights only if asked to.
 
         In a process group rank 0 writes, and the others may call it or not.
@@ -347,14 +347,19 @@ class GPM:
                 learner_file.save(self, path, include_model=include_model)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], model: nn.Module, *, threshold: Option | None = None
-    ) -> Self:
+    def load(cls, path: PathLike, model: nn.Module, *, threshold: Option | None = None) -> Self:
         """Continue from a saved learner with a model that holds the weights it had then.
 
         A threshold that was a function is given again; any other may be replaced.
         """
-        return learner_file.load(cls, path, model, {"threshold": threshold})
+        return cls._load(path, model, {"threshold": threshold})
+
+    @classmethod
+    def _load(cls, path: PathLike, model: nn.Module, given: Mapping[str, Any]) -> Self:
+        meta, tensors = learner_file.read(path)
+        learner = cls(model, **learner_file.options(cls.__name__, cls.functions, meta, given, path))
+        learner_file.fill(learner, meta, tensors, path)
+        return learner
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is known as plain values and tensors, also while a task is open.

@@ -1,29 +1,34 @@
 """A learner as tensors and plain values, and in one file of both."""
 
-import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.memory import Change, Memory, in_memory_order, in_region_order
-from ..core.subspace import TaskId
 from ..files import read_tensors, write_tensors
-from .learner_state import Known, OpenTask, TaskRecord
+from ..types import PathLike, TaskId
+from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .update_guard import GuardedTask
-
-if TYPE_CHECKING:
-    from .gpm_learner import GPM
 
 FORMAT = 2
 READABLE = (1, 2)
 KINDS = {"S": "scalings", "D": "shift", "P": "parts"}
-L = TypeVar("L", bound="GPM")
-Path = str | os.PathLike[str]
 
 
-def save(learner: "GPM", path: Path, *, include_model: bool) -> None:
+class Learner(Protocol):
+    """What a file needs of a learner."""
+
+    functions: ClassVar[tuple[str, ...]]  # options that may be functions
+    plain: ClassVar[tuple[str, ...]]
+    _state: LearnerState
+
+    def _guarded(self, task: TaskId, selected: Mapping[str, Sequence[TaskId]]) -> GuardedTask:
+        """Guard a task that trusts these tasks."""
+
+
+def save(learner: Learner, path: PathLike, *, include_model: bool) -> None:
     """Write all that the learner knows, whole or not at all."""
     meta, tensors = describe(learner)
     if include_model:
@@ -37,23 +42,25 @@ def save(learner: "GPM", path: Path, *, include_model: bool) -> None:
     write_tensors(path, tensors, meta)
 
 
-def load(cls: type[L], path: Path, model: nn.Module, given: Mapping[str, Any]) -> L:
-    """Rebuild a learner for a model; the model is changed only after every check has passed."""
-    meta, tensors = _read(path)
-    if meta["method"] != cls.__name__:
-        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
-    options = dict(meta["options"])
-    for name in cls.functions:
+def options(
+    method: str,
+    functions: Sequence[str],
+    meta: Mapping[str, Any],
+    given: Mapping[str, Any],
+    path: PathLike,
+) -> dict[str, Any]:
+    """Return the options of a saved learner of this class, with those given again."""
+    _check_method(method, meta, path)
+    found = dict(meta["options"])
+    for name in functions:
         if given.get(name) is not None:
-            options[name] = given[name]
+            found[name] = given[name]
         elif name in meta["functions"]:
             raise ValueError(f"{path} was saved with {name} as a function; give it to load again.")
-    learner = cls(model, **options)
-    fill(learner, meta, tensors, path)
-    return learner
+    return found
 
 
-def describe(learner: "GPM") -> tuple[dict[str, Any], dict[str, Tensor]]:
+def describe(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return all that the learner knows, as plain values and as tensors by name."""
     known = learner._state.known
     tensors: dict[str, Tensor] = {}
@@ -86,7 +93,9 @@ def describe(learner: "GPM") -> tuple[dict[str, Any], dict[str, Tensor]]:
     return meta, tensors
 
 
-def _describe_open(learner: "GPM", opened: OpenTask, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _describe_open(
+    learner: Learner, opened: OpenTask, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
     guarded = opened.guarded
     for name, guard in guarded.layers.items():
         if guard.region.blocks:
@@ -105,11 +114,10 @@ def _describe_open(learner: "GPM", opened: OpenTask, tensors: dict[str, Tensor])
 
 
 def fill(
-    learner: "GPM", meta: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
+    learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], path: PathLike
 ) -> None:
     """Give a learner all that another one knew; nothing changes before every check has passed."""
-    if meta["method"] != type(learner).__name__:
-        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
+    _check_method(type(learner).__name__, meta, path)
     state = learner._state
     _check_names(meta["layers"], _shapes(learner), path)
     parameters = dict(state.bare.named_parameters())
@@ -169,7 +177,7 @@ def _changes(
 
 
 def _copies(
-    learner: "GPM", i: int, task: TaskId, tensors: Mapping[str, Tensor], path: Path
+    learner: Learner, i: int, task: TaskId, tensors: Mapping[str, Tensor], path: PathLike
 ) -> dict[str, Tensor]:
     here = {name: list(slot.param.shape) for name, slot in learner._state.plan.per_task.items()}
     prefix = f"task/{i}/copy/"
@@ -185,7 +193,7 @@ def _copies(
 
 
 @torch.no_grad()
-def _open(learner: "GPM", meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OpenTask:
+def _open(learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OpenTask:
     """Put the open task together again; the weights it needs come with the model."""
     guarded: GuardedTask = learner._guarded(meta["task"], meta["selected"])
     guarded.resumed = meta["resumed"]
@@ -207,7 +215,13 @@ def _open(learner: "GPM", meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _check_method(method: str, meta: Mapping[str, Any], path: PathLike) -> None:
+    if meta["method"] != method:
+        raise ValueError(f"{path} holds a {meta['method']} learner; load it with that class.")
+
+
+def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a learner's file, of this format or an older one."""
     meta, tensors = read_tensors(path, writer="learner.save")
     if "format" not in meta:
         raise ValueError(f"{path} was not written by learner.save; give a file that was.")
@@ -219,7 +233,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return meta, tensors
 
 
-def _check_names(saved: Mapping[str, list[int]], here: Mapping[str, list[int]], path: Path) -> None:
+def _check_names(
+    saved: Mapping[str, list[int]], here: Mapping[str, list[int]], path: PathLike
+) -> None:
     """Compare names and shapes of the file with the model's."""
     for name in saved.keys() | here.keys():
         if saved.get(name) != here.get(name):
@@ -230,5 +246,5 @@ def _check_names(saved: Mapping[str, list[int]], here: Mapping[str, list[int]], 
             )
 
 
-def _shapes(learner: "GPM") -> dict[str, list[int]]:
+def _shapes(learner: Learner) -> dict[str, list[int]]:
     return {name: list(layer.shape) for name, layer in learner._state.plan.layers.items()}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..core.keep import with_coordinates
 from ..core.memory import Change, Memory
-from ..core.plan import Norm, Plan, bare, make_plan, matches, per_task_tensors
-from ..core.subspace import TaskId
+from ..core.plan import Plan, bare, make_plan, per_task_tensors
+from ..types import Norm, TaskId, matches
 from . import model_checks
 from .layer_gradients import LossFn
 from .model_snapshot import Snapshot

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..core.layers import Layer
 from ..core.memory import Memory
-from ..core.plan import NORMS, Norm, Plan, matches
+from ..core.plan import NORMS, Plan
 from ..core.precision import full_precision
-from ..core.subspace import TaskId
+from ..types import Norm, TaskId, matches
 from .layer_guard import LayerGuard
 
 DIVERGED = 1e6  # coordinates so many times the shared weight's have left every sensible one behind

@@ -1,17 +1,15 @@
 """TRGP as an object beside a model and a training loop: GPM, and the trust region (4.1, 4.2)."""
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from ..core.keep import Form
-from ..core.plan import Norm
-from ..core.subspace import TaskId
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import Option, RankOption, check_count, check_number, check_option, value_of
-from . import learner_file, ranks
+from ..types import Norm, TaskId
+from . import ranks
 from .gpm_learner import GPM
 from .layer_gradients import LossFn
 from .loader_batches import first_samples
@@ -98,7 +96,7 @@ class TRGP(GPM):
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike,
         model: nn.Module,
         *,
         threshold: Option | None = None,
@@ -108,7 +106,7 @@ class TRGP(GPM):
 
         An option that was a function is given again; any other may be replaced.
         """
-        return learner_file.load(cls, path, model, {"threshold": threshold, "epsilon": epsilon})
+        return cls._load(path, model, {"threshold": threshold, "epsilon": epsilon})
 
     @property
     def _form(self) -> tuple[Form | None, float]:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 from ..core.keep import Form
 from ..core.layers import Layer
 from ..core.precision import full_precision
-from ..core.subspace import TaskId
+from ..types import TaskId
 from .layer_guard import Decay, LayerGuard
 
 log = logging.getLogger("trgp")

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ..hints import meant
-from ..imports import imported
+from ..lookup import imported, meant
+from ..types import Params, Rate
 from .agem import AGEM
-from .base import About, Batch, Factors, Grads, Method, Params, Rate, Report, sgd
+from .base import About, Batch, Context, Factors, Grads, Method, Network, Report, sgd
 from .er import ER
 from .ewc import EWC
 from .finetune import Finetune
@@ -22,9 +22,11 @@ __all__ = [
     "METHODS",
     "About",
     "Batch",
+    "Context",
     "Factors",
     "Grads",
     "Method",
+    "Network",
     "Params",
     "Rate",
     "Report",

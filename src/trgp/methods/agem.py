@@ -5,18 +5,16 @@ them, g . g_ref < 0, is projected: g - (g . g_ref / g_ref . g_ref) g_ref.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..options import check_count
-from ..tree import State, level, tensors
+from ..tree import level, tensors
+from ..types import Params, Rate, State
 from . import memory
-from .base import About, Batch, Grads, Method, Params, Rate
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
+from .base import About, Batch, Context, Grads, Method
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class AGEM(Method):
             found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
         return {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Store some examples of the task."""
         held = tensors(level(ctx.state, "memory"))
         room = self.memory_size - (len(held["y"]) if held else 0)

@@ -5,27 +5,20 @@ What runs in every step (`loss`, `step`, `weights_for`) is pure functions of exp
 depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..core.donation import writable
+from ..core.donation import descend, writable
 from ..core.vmapped import is_batchedtensor
-from ..tree import State
+from ..types import Params, Rate, State
 from .loss import cross_entropy
 
-if TYPE_CHECKING:
-    from ..engine.context import Context
-    from ..engine.network import Network
-
-Params = Mapping[str, Tensor]
-"""By its name in the network everything it computes with, buffers too, and a method's own
-trainable tensors beside them."""
-Rate = float | Tensor
 GATE = "gate "
 """Begins the names, among the weights a network is given, of factors (channels,) on a module's
 input."""
@@ -56,6 +49,85 @@ class Factors(NamedTuple):
 
 
 Grads = Mapping[str, Tensor | Factors]
+
+
+class Network(Protocol):
+    """The network of one run as a function of parameters, which are always given."""
+
+    module: nn.Module
+    device: torch.device
+    separate_heads: bool
+    trainable: frozenset[str]
+    buffers: tuple[str, ...]
+    names: frozenset[str]
+    nbytes: int
+    weights: int
+
+    def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
+        """The logits of one head."""
+
+    def every_head(self, params: Params, x: Tensor) -> Tensor:
+        """The logits of all heads, (heads, samples, classes)."""
+
+    def rounding(self) -> AbstractContextManager[None]:
+        """While this is open, passes forward and backward are rounded as the run asks."""
+
+    def exact(self) -> AbstractContextManager[None]:
+        """While this is open, nothing is rounded."""
+
+    def initial_params(self, task: int = 0) -> dict[str, Tensor]:
+        """Parameters and buffers as initialised for a task."""
+
+
+class Samples(Protocol):
+    """The samples of one task."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """The samples of an index: x float, y int64."""
+
+
+class Context(Protocol):
+    """A task about to begin or just learnt, and the run it belongs to."""
+
+    @property
+    def network(self) -> Network: ...
+    @property
+    def task(self) -> int: ...
+    @property
+    def tasks(self) -> int: ...
+    @property
+    def train(self) -> Samples: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+    def samples(self, count: int, purpose: str) -> Batch:
+        """So many random train samples of the task (all, if it has fewer)."""
+
+    def batches(self, size: int, purpose: str) -> Iterator[Batch]:
+        """All train samples of the task once, in a random order."""
+
+    def add_up(
+        self,
+        totals: Mapping[str, Tensor],
+        of: Callable[[Batch], Mapping[str, Tensor]],
+        size: int,
+        purpose: str,
+    ) -> None:
+        """Add to totals, by name, what is computed of every batch of the train samples."""
+
+    def gradients(self, method: "Method", batch: Batch) -> Grads:
+        """Of the loss at `params`, without dropout and in full precision."""
+
+    def initial_params(self) -> Params:
+        """A network freshly initialised for this task."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +178,9 @@ class Method:
     """Whether `step` reads nothing of `params` once it has called `sgd` or its parent's step, which
     may then write into them. Holds for the class that says it and defines `step`, no other."""
 
-    network: "ClassVar[Network]"  # of the one run it is bound to
+    network: ClassVar[Network]  # of the one run it is bound to
 
-    def bind(self, network: "Network") -> Self:
+    def bind(self, network: Network) -> Self:
         """The method for one network, which its functions find as `self.network`."""
         bound = copy(self)
         vars(bound)["network"] = network  # no option, so no field, and the fields are frozen
@@ -117,7 +189,7 @@ class Method:
     def check(self) -> None:
         """Refuse a network that the options do not fit, before anything is learnt."""
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         """Before a task: the parameters to train and the state, in place of those in ctx."""
         return ctx.params, ctx.state
 
@@ -190,7 +262,7 @@ class Method:
         owner = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
         return bool(vars(owner).get("consumes", False))
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """After a task: the parameters to go on from and the state."""
         return ctx.params, ctx.state
 
@@ -214,38 +286,5 @@ def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
     # A network may have parameters of several.
     for kind in {tensor.dtype for tensor in new.values()}:
         names = [name for name, tensor in new.items() if tensor.dtype == kind]
-        _descend([new[name] for name in names], [along[name] for name in names], lr)
+        descend([new[name] for name in names], [along[name] for name in names], lr)
     return {**params, **new}
-
-
-def _descend(params: list[Tensor], grads: list[Tensor], lr: Rate) -> None:
-    """p - lr g of tensors of one dtype, all in one operation or two: of the many small ones that
-    norm layers have, each would take as long by itself."""
-    first = params[0]
-    if first.is_cuda and first.dtype == torch.float32:
-        fused_sgd(params, grads, lr)
-        return
-    rate = lr.to(first.dtype) if isinstance(lr, Tensor) else lr
-    torch._foreach_sub_(params, torch._foreach_mul(grads, rate))
-
-
-def fused_sgd(params: list[Tensor], grads: list[Tensor], lr: Rate) -> None:
-    """p - lr g of float32 tensors, in one pass over their memory."""
-    # In the same digits whether it is a number or lies on the device.
-    digits = torch.as_tensor(lr).to(torch.float32)
-    alike = [
-        grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
-        for param, grad in zip(params, grads, strict=True)
-    ]
-    torch._fused_sgd_(
-        params,
-        alike,
-        [],
-        weight_decay=0.0,
-        momentum=0.0,
-        lr=digits if isinstance(lr, Tensor) else digits.item(),
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
-    )

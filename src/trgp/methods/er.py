@@ -5,18 +5,16 @@ together with as many examples from it.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..options import check_count
-from ..tree import State, level, tensors
+from ..tree import level, tensors
+from ..types import Params, Rate, State
 from . import memory
-from .base import About, Batch, Grads, Method, Params, Rate
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
+from .base import About, Batch, Context, Grads, Method
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ER(Method):
     def random_numbers(self, batch_size: int) -> int:
         return 2 * batch_size
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         if "memory" in ctx.state:
             return ctx.params, ctx.state
         kept = memory.empty(self.memory_size, ctx.samples(1, "shape"))

@@ -6,7 +6,7 @@ later tasks pay lambda/2 sum F (w - w*)^2 for moving it from where it was, w*.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..options import check_count, check_number
-from ..tree import State, level, tensors
-from .base import About, Batch, Method, Params
+from ..tree import level, tensors
+from ..types import Params, State
+from .base import About, Batch, Context, Method
 from .stacks import each, stacks
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
 
 GRADIENTS = 1 << 24  # so many numbers of them are held at a time
 
@@ -68,7 +66,7 @@ class EWC(Method):
         parts = [(fisher[name] * (params[name] - old[name]).square()).sum() for name in fisher]
         return loss + self.strength / 2 * torch.stack(parts).sum()
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         new = self.fisher(ctx)
         weights = {name: ctx.params[name] for name in new}
         before, old = tensors(level(ctx.state, "fisher")), tensors(level(ctx.state, "old"))
@@ -89,7 +87,7 @@ class EWC(Method):
             new = {n: (before[n] * ctx.task + F) / (ctx.task + 1) for n, F in new.items()}
         return ctx.params, {"fisher": new, "old": weights}
 
-    def fisher(self, ctx: "Context") -> dict[str, Tensor]:
+    def fisher(self, ctx: Context) -> dict[str, Tensor]:
         """The diagonal over the task's train samples, in the network's own labels."""
         sums = {n: torch.zeros_like(ctx.params[n]) for n in sorted(ctx.network.trainable)}
         if self.together <= 1:
@@ -108,13 +106,13 @@ class EWC(Method):
         return GRADIENTS // sum(p.numel() for p in self.network.module.parameters())
 
 
-def squared_gradients(ctx: "Context", batch: Batch) -> dict[str, Tensor]:
+def squared_gradients(ctx: Context, batch: Batch) -> dict[str, Tensor]:
     """By parameter the square of the gradient of a batch's mean loss, times its samples."""
     grads = ctx.gradients(plain(ctx), batch)
     return {n: len(batch.y) * g.square() for n, g in grads.items() if isinstance(g, Tensor)}
 
 
-def mean_gradients(ctx: "Context", stack: Batch) -> dict[str, Tensor]:
+def mean_gradients(ctx: Context, stack: Batch) -> dict[str, Tensor]:
     """By parameter the gradient (k, ...) of the mean loss of every batch in a stack."""
     count, method = len(stack.y), plain(ctx)
     weights = {name: ctx.params[name].detach() for name in ctx.network.trainable}
@@ -129,6 +127,6 @@ def mean_gradients(ctx: "Context", stack: Batch) -> dict[str, Tensor]:
     return {name: g for name, g in zip(free, found, strict=True) if g is not None}
 
 
-def plain(ctx: "Context") -> Method:
+def plain(ctx: Context) -> Method:
     """Whose loss is that of the samples alone."""
     return Method().bind(ctx.network)

@@ -6,7 +6,7 @@ the layer's inputs; later tasks update weights only orthogonally to it: W <- W -
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from ..core.capture import Gram
 from ..core.keep import with_coordinates
 from ..core.subspace import Extension, extend
 from ..options import check_count
-from ..tree import State, level, put, tensors
-from .base import About, Grads, Params, Report
+from ..tree import level, put, tensors
+from ..types import Params, State
+from .base import About, Context, Grads, Report
 from .layerwise import Along, Layerwise, between, several
 from .protected import Directions, Protected, input_grams
 from .quirks import one_short
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class GPMMethod(Layerwise):
                     f"each of {', '.join(self.layers)}."
                 )
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         """Remember C = W M, which no step may change."""
         state = ctx.state
         for name, each in self.layers.items():
@@ -134,7 +132,7 @@ class GPMMethod(Layerwise):
     def projectors(self, name: str, state: State) -> Tensor | None:
         return tensors(level(state, "task", name)).get("P")
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Extend every layer's memory by the directions that the task's inputs use."""
         params = self.shared(ctx.params, ctx.state)
         state: State = {key: value for key, value in ctx.state.items() if key != "task"}
@@ -161,7 +159,7 @@ class GPMMethod(Layerwise):
                 new |= each.unpack(W, params)
         return new
 
-    def seen_by(self, ctx: "Context", shared: Params) -> Params:
+    def seen_by(self, ctx: Context, shared: Params) -> Params:
         """The weights under which the task's inputs are looked at."""
         return shared
 

@@ -9,7 +9,7 @@ where an old task uses both.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,10 @@ from torch import Tensor
 from ..draws import seed_of
 from ..models.gates import Gate
 from ..options import check_number
-from ..tree import State, level, put, tensors
-from .base import GATE, About, Batch, Grads, Method, Params, Rate, Report, sgd
+from ..tree import level, put, tensors
+from ..types import Params, Rate, State
+from .base import GATE, About, Batch, Context, Grads, Method, Report, sgd
 from .loss import cross_entropy
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
 
 OWN = "embedding "  # begins the names of the embeddings among the parameters
 LARGEST = 6.0  # an embedding's size: beyond it a gate no longer learns
@@ -71,7 +69,7 @@ class HAT(Method):
                 "a network with some."
             )
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
         like = ctx.params[min(ctx.network.trainable)]
         own = {
@@ -160,7 +158,7 @@ class HAT(Method):
                 found[name] = feeds[layer], before, groups
         return found
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Close the gates that are not open, and hold what the open ones use."""
         a = self.opened(ctx.params, self.s_max)
         used = tensors(level(ctx.state, "used"))

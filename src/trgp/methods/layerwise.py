@@ -9,9 +9,10 @@ from torch import Tensor
 from ..core import native
 from ..core.branches import side_by_side
 from ..core.donation import writable
-from ..core.plan import Norm, Plan
-from ..tree import State, level, put, tensors
-from .base import EARLY, Batch, Factors, Grads, Method, Params, Rate, sgd
+from ..core.plan import Plan
+from ..tree import level, put, tensors
+from ..types import Norm, Params, Rate, State
+from .base import EARLY, Batch, Factors, Grads, Method, sgd
 from .protected import Protected, plan_of, protected_layers
 
 

@@ -5,19 +5,17 @@ outputs, softened by a temperature, are targets beside the labels.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..options import check_number
-from ..tree import State, level, tensors
-from .base import About, Batch, Method, Params
+from ..tree import level, tensors
+from ..types import Params, State
+from .base import About, Batch, Context, Method
 from .loss import cross_entropy
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class LwF(Method):
             check_number("strength", self.strength, above=0)
         check_number("temperature", self.temperature, above=0)
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         if ctx.task == 0 or not self.strength:
             return ctx.params, ctx.state
         return ctx.params, {"teacher": dict(ctx.params)}

@@ -1,15 +1,11 @@
 """Stored examples: taken task by task, or from the stream by a reservoir."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from .base import Batch, Params
+from ..types import Params
+from .base import Batch, Network
 from .loss import cross_entropy
-
-if TYPE_CHECKING:
-    from ..engine.network import Network
 
 Examples = dict[str, Tensor]  # x (size, ...), y (size,), head (size,)
 
@@ -36,7 +32,7 @@ def picked(memory: Examples, u: Tensor, filled: Tensor) -> Examples:
     return {key: value[index] for key, value in memory.items()}
 
 
-def loss(network: "Network", params: Params, them: Examples) -> Tensor:
+def loss(network: Network, params: Params, them: Examples) -> Tensor:
     """The mean cross-entropy, every example by its own head."""
     logits = network.every_head(params, them["x"])
     own = logits[them["head"], torch.arange(len(them["y"]), device=logits.device)]

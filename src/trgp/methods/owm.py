@@ -7,7 +7,7 @@ tasks step along G P. With all r / sqrt(alpha) as A's columns, P is I - A (A'A +
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from ..core.capture import observing
 from ..core.decompositions import cholesky, qr
 from ..core.layers import Layer, Site
 from ..options import check_number
-from ..tree import State, level, put, tensors
-from .base import About, Grads, Params
+from ..tree import level, put, tensors
+from ..types import Params, State
+from .base import About, Context, Grads
 from .layerwise import Along, Layerwise
 from .stacks import batch_count, each, stacks
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class OWM(Layerwise):
         narrow = {e.names[0] for e in self.layers.values() if e.fewer_rows(batch_size)}
         return frozenset(narrow) if level(state, "projectors") else frozenset()
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Narrow every layer's projector by the batches of the task, under its final weights."""
         found = tensors(level(ctx.state, "projectors"))
         P = {name: self.projector(name, found.get(name)) for name in self.layers}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,12 @@ from torch.nn.functional import pad
 from ..core.capture import Gram, GramCapture, observing
 from ..core.layers import Layer, Site
 from ..core.native import Product, taken_off
-from ..core.plan import Norm, Plan, make_plan
+from ..core.plan import Plan, make_plan
 from ..core.subspace import columns_of
 from ..core.vmapped import is_batchedtensor
-from ..tree import State, level, tensors
-from .base import Batch, Factors, Grads, Params
-
-if TYPE_CHECKING:
-    from ..engine.network import Network
+from ..tree import level, tensors
+from ..types import Norm, Params, State
+from .base import Batch, Factors, Grads, Network
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class Directions:
 
 @torch.no_grad()
 def input_grams(
-    network: "Network",
+    network: Network,
     layers: Mapping[str, Protected],
     weights: Params,
     batch: Batch,

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core import drifting, literal, native
 from ..core.literal import effective_weight
 from ..core.memory import Change, Memory
-from .base import Params
+from ..types import Params
 from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]

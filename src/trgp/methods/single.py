@@ -1,13 +1,10 @@
 """Single-task learning (STL): a network of its own for every task."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from ..tree import State
-from .base import About, Method, Params
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
+from ..types import Params, State
+from .base import About, Context, Method
 
 
 @dataclass(frozen=True)
@@ -18,10 +15,10 @@ class Single(Method):
         family="baseline", stores="a network a task", paper="-", task_id_at_test=True
     )
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         return ctx.initial_params(), ctx.state
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         return ctx.params, {**ctx.state, f"network {ctx.task}": dict(ctx.params)}
 
     def weights_for(self, params: Params, state: State, task: int) -> Params:

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
 
-from .base import Batch
-
-if TYPE_CHECKING:
-    from ..engine.context import Context
+from .base import Batch, Context
 
 SAMPLES = 1024  # at a time: more would not be faster, but fill the memory
 T = TypeVar("T")
 
 
-def stacks(ctx: "Context", size: int, purpose: str, most: int | None = None) -> Iterator[Batch]:
+def stacks(ctx: Context, size: int, purpose: str, most: int | None = None) -> Iterator[Batch]:
     """The batches of `ctx.batches(size, purpose)`, at most so many on each other.
 
     Their x are (k, size, ...), their y (k, size). A last batch of another size comes alone.

@@ -8,7 +8,7 @@ W_eff = W + sum_j W B_j (Q_j - I) B_j', where W moves orthogonally to M as in GP
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from torch.nn.functional import pad
 from ..core import drifting, native
 from ..core.branches import side_by_side
 from ..core.capture import Gram
-from ..core.plan import matches
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import check_count
-from ..tree import State, level, put, tensors
-from .base import BENT, EARLY, About, Batch, Grads, Params, Rate, Report, sgd
+from ..tree import level, put, tensors
+from ..types import Params, Rate, Selected, State, matches
+from .base import BENT, EARLY, About, Batch, Context, Grads, Report, sgd
 from .gpm import GPMMethod
 from .layerwise import Along, between, several
 from .loss import cross_entropy
@@ -29,10 +29,6 @@ from .protected import Directions, Protected
 from .quirks import strongest_unprotected
 from .scaling_forms import Form, LiteralForm, NativeForm, Parts, masked
 
-if TYPE_CHECKING:
-    from ..engine.context import Context
-
-Selected = dict[str, list[int]]
 STEPPING = ("loss", "step", "drifted", "along", "early", "ahead", "shared", "weights_for")
 OWN = "Q "  # begins the names of the scalings among the parameters
 BESIDE = "beside "  # and of what moves beside a layer's weight in a stack
@@ -126,7 +122,7 @@ class TRGPMethod(GPMMethod):
         """Whether no subclass takes other steps than these."""
         return all(getattr(type(self), name) is getattr(TRGPMethod, name) for name in STEPPING)
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         """Choose the trust region by the first gradient, and start from Q = I."""
         params, state = super().begin_task(ctx)
         if ctx.task == 0:
@@ -143,7 +139,7 @@ class TRGPMethod(GPMMethod):
                 params, state = with_parts(params, state, name, parts)
         return params, state
 
-    def select(self, ctx: "Context") -> Selected:
+    def select(self, ctx: Context) -> Selected[int]:
         """The old tasks that each layer trusts, strongest first (paper, section 4.1)."""
         squared, totals = self.held(ctx)
         if self.scope == "task":
@@ -157,7 +153,7 @@ class TRGPMethod(GPMMethod):
         selected = {n: [] if matches(n, self.no_scaling) else s for n, s in selected.items()}
         return self.gated(selected) if self.first_layer_gate else selected
 
-    def held(self, ctx: "Context") -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+    def held(self, ctx: Context) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
         """By layer the energy of the first gradient that old tasks' bases hold, and all of it."""
         grads = ctx.gradients(self, ctx.samples(self.selection_samples, "selection"))
         squared: dict[str, dict[int, float]] = {}
@@ -179,7 +175,7 @@ class TRGPMethod(GPMMethod):
     def candidates(self, task: int) -> range:
         return range(1, 2) if task == 2 and self.third_task_trusts_second else range(task)
 
-    def gated(self, selected: Selected) -> Selected:
+    def gated(self, selected: Selected[int]) -> Selected[int]:
         """Only what is left when the first layer, and a block's first, decide for the others."""
         first = next(iter(selected))
         blocks: dict[str, str] = {}
@@ -337,7 +333,7 @@ class TRGPMethod(GPMMethod):
             return Along(False, native.dense_gradient(dense_of(held), G))
         return Along(True, native.scaled_excess(native.Task(**held), G))
 
-    def end_task(self, ctx: "Context") -> tuple[Params, State]:
+    def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Keep the scalings, then extend the memory."""
         kept: dict[str, State] = {}
         for name, picked in tensors(level(ctx.state, "selected", str(ctx.task))).items():
@@ -355,7 +351,7 @@ class TRGPMethod(GPMMethod):
     def shared(self, params: Params, state: State) -> dict[str, Tensor]:
         return {n: p for n, p in super().shared(params, state).items() if not n.startswith(OWN)}
 
-    def seen_by(self, ctx: "Context", shared: Params) -> Params:
+    def seen_by(self, ctx: Context, shared: Params) -> Params:
         return shared if self.unscaled_inputs else self.weights_for(ctx.params, ctx.state, ctx.task)
 
     def extended(self, old: Directions, gram: Gram, threshold: float, task: int) -> Directions:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from .. import __version__
 from ..results.store import Found
+from ..types import VERSION
 from .charts import charts
 from .devices import device_of
 from .groups import by_benchmark
@@ -41,7 +41,7 @@ def _summary(found: Found) -> Iterator[str]:
     devices = sorted({device_of(run) for run in runs})
     if runs:
         yield clean(f"Run with torch {', '.join(torch)} on {'; '.join(devices)}.")
-    yield f"Made by trgp {__version__} from stored results alone; nothing was trained for it."
+    yield f"Made by trgp {VERSION} from stored results alone; nothing was trained for it."
 
 
 def _count(number: int, what: str) -> str:

@@ -5,6 +5,7 @@ import os
 import time
 from threading import Lock
 
+from ..engine.config import defaults
 from ..results import layout, store
 from .build import build
 from .data import as_json, report_json
@@ -33,7 +34,7 @@ class Folder:
             # Before the results are read: one that comes meanwhile makes another version.
             version = _version(run_folders(self._out))
             if version != self._built[0]:
-                self._built = version, report_json(build(store.find(self._out)))
+                self._built = version, report_json(build(store.find(self._out, defaults)))
             return self._built[1]
 
     def progress(self) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ..summary import in_units
+from ..tree import in_units
 from .metrics import Spread
 
 NONE = "–"

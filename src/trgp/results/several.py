@@ -4,17 +4,17 @@ import os
 from collections.abc import Sequence
 
 from .result import Result, Results
-from .store import RESULT, Found, alike, find, unfinished
+from .store import RESULT, Defaults, Found, alike, find, unfinished
 
 
-def find_in(folders: Sequence[str]) -> Found:
+def find_in(folders: Sequence[str], defaults: Defaults) -> Found:
     """All results, a configuration's seeds together wherever they lie, and what is wrong or lacks.
 
-    Of a seed that several folders have, the first is taken.
+    Of a seed that several folders have, the first is taken. defaults: as for `store.read`.
     """
     found = Found([], [])
     for folder in {os.path.realpath(folder): folder for folder in folders}.values():
-        here = find(folder)
+        here = find(folder, defaults)
         found.problems.extend(here.problems)
         if os.path.isdir(folder):
             found.problems.extend(
@@ -23,13 +23,13 @@ def find_in(folders: Sequence[str]) -> Found:
                 for path in unfinished(folder)
             )
         for results in here.results:
-            _add(found, results)
+            _add(found, results, defaults)
     return found
 
 
-def _add(found: Found, results: Results) -> None:
+def _add(found: Found, results: Results, defaults: Defaults) -> None:
     for i, other in enumerate(found.results):
-        if alike(other[0], results[0]):
+        if alike(other[0], results[0], defaults):
             found.results[i] = _joined(other, results, found.problems)
             return
     found.results.append(results)

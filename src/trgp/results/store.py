@@ -4,18 +4,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..engine.config import defaults
 from ..files import write_text
 from .check import checked
 from .result import Result, Results
 
 RESULT = "result.json"
+Defaults = Callable[[str, str], Mapping[str, Any]]
+"""By benchmark and method the settings that need not be given, and their values."""
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,58}[a-z0-9])?")
 _HASHED = re.compile(r".*-[0-9a-f]{8}")
 _SEED = re.compile(r"seed-\d+")
@@ -84,15 +85,18 @@ def read_result(path: str | os.PathLike[str]) -> Result:
     return checked(parsed, path)
 
 
-def read(path: str | os.PathLike[str]) -> Results:
-    """All seeds of a configuration's folder, or the one of a seed's folder or its result.json."""
+def read(path: str | os.PathLike[str], defaults: Defaults) -> Results:
+    """All seeds of a configuration's folder, or the one of a seed's folder or its result.json.
+
+    defaults: `trgp.engine.config.defaults`, for seeds of which one is older than a setting.
+    """
     if os.path.isfile(path):
         return Results((read_result(path),))
     if os.path.isfile(os.path.join(path, RESULT)):
         return Results((read_result(os.path.join(path, RESULT)),))
     problems: list[str] = []
     runs = list(_runs(path, problems)) if os.path.isdir(path) else []
-    results = _together(runs, problems)
+    results = _together(runs, problems, defaults)
     if problems:
         raise ValueError(problems[0])
     if results is None:
@@ -103,21 +107,24 @@ def read(path: str | os.PathLike[str]) -> Results:
     return results
 
 
-def find(out: str | os.PathLike[str]) -> Found:
-    """Every finished run under a folder, the seeds of a configuration together."""
+def find(out: str | os.PathLike[str], defaults: Defaults) -> Found:
+    """Every finished run under a folder, the seeds of a configuration together.
+
+    defaults: as for `read`.
+    """
     problems: list[str] = []
     if not os.path.isdir(out):
         return Found([], [f"There is no folder {out}; give the --out that the runs were given."])
     found = []
     for configuration in _configurations(out, problems):
-        results = _together(_runs(configuration, problems), problems)
+        results = _together(_runs(configuration, problems), problems, defaults)
         if results is not None:
             found.append((configuration, results))
     found.sort(key=lambda pair: (*_kind(pair[1].runs[0])[:3], pair[0]))
     return Found([results for _, results in found], problems)
 
 
-def alike(one: Result, other: Result) -> bool:
+def alike(one: Result, other: Result, defaults: Defaults) -> bool:
     """Whether two results are of one configuration, whatever their seeds.
 
     One may be too old to name a setting of the other, which is then at its default.
@@ -202,7 +209,9 @@ def _runs(
                 problems.append(str(error))
 
 
-def _together(runs: Iterable[tuple[str, Result]], problems: list[str]) -> Results | None:
+def _together(
+    runs: Iterable[tuple[str, Result]], problems: list[str], defaults: Defaults
+) -> Results | None:
     """The seeds of one configuration in order, without those that no mean with the others has."""
     kept: dict[int, tuple[str, Result]] = {}
     for path, run in sorted(runs, key=lambda pair: pair[1].seed):
@@ -210,7 +219,7 @@ def _together(runs: Iterable[tuple[str, Result]], problems: list[str]) -> Result
         if run.seed in kept:
             other = kept[run.seed][0]
             problems.append(f"{path} is of the same seed as {other}; move one of them elsewhere.")
-        elif not alike(run, first):
+        elif not alike(run, first, defaults):
             problems.append(
                 f"{path} is of another configuration than {first_path}; move one of them elsewhere."
             )

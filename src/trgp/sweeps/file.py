@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.store import PathLike
-from ..hints import meant
-from .grid import ONE_HEAD_ONLY, Grid
+from ..engine.sweep_grid import ONE_HEAD_ONLY, Grid
+from ..lookup import meant
+from ..types import PathLike
 
 KEYS = ("benchmarks", "methods", "presets", "seeds", "options", "cells")
 Table = Mapping[str, Any]

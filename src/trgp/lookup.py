@@ -1,8 +1,17 @@
-"""Users' own classes by the names they have on the command line."""
+"""Names that users type: the nearest known one, and classes of their own by module:Class."""
 
 import importlib
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    listed = list(known)
+    near = get_close_matches(str(given), listed, 1)
+    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(listed)}."
 
 
 def imported(path: str, what: str) -> Any:

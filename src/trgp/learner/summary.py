@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from .core.subspace import TaskId
+from ..tree import in_units
+from ..types import TaskId
 
 
 def summary(
@@ -26,13 +27,3 @@ def summary(
 
 def _share(held: int, whole: int) -> str:
     return f"{in_units(held)} ({held / whole:.1%} of the model)"
-
-
-def in_units(count: int) -> str:
-    """Bytes as people read them."""
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trgp.hints import meant
+from trgp.lookup import meant
 
 KNOWN = ["threshold", "epochs", "epsilon", "patience"]
 

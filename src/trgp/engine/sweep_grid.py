@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks import entry
-from ..data.store import PathLike
-from ..engine.config import Config, configure
-from ..engine.given import named
-from ..engine.run import check_seeds, run
 from ..methods import find
 from ..results import layout
 from ..results.store import run_folder
+from ..types import PathLike
+from .config import Config, configure
+from .given import named
+from .run import check_seeds, run
 
 ONE_HEAD_ONLY = (
     "The method needs a head for every task, but all of them share one; take another benchmark."
