@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 Batch = tuple[Tensor, Tensor]
-Optimizer = Callable[[list[Tensor], list[Tensor]], SGD]  # made of all W and all Q
+MakeSGD = Callable[[list[Tensor], list[Tensor]], SGD]  # of all W and all Q
 
 
 # ---- 4.1 Trust region --------------------------------------------------------------------------
@@ -135,9 +135,7 @@ class TRGP:
         logits: Tensor = functional_call(self.network, weights, (x,))
         return logits
 
-    def learn(
-        self, batches: Iterable[Batch], first: Batch, samples: Tensor, sgd: Optimizer
-    ) -> None:
+    def learn(self, batches: Iterable[Batch], first: Batch, samples: Tensor, sgd: MakeSGD) -> None:
         """Learn a task from its batches; `first` is the batch of (3), and R that of `samples`."""
         layers = list(self.layers.values())
         W = [layer.W for layer in layers]
@@ -199,8 +197,8 @@ def run() -> dict[str, float]:
     accuracies = {}
     for name, learner in learners.items():
         for x, y in train:
-            batches = [(x[i], y[i]) for _ in range(5) for i in torch.randperm(500).split(10)]
-            learner.learn(batches, (x, y), x, lambda W, Q: SGD(W + Q, lr=0.05))
+            batches = [(x[i], y[i]) for _ in range(5) for i in torch.randperm(500).split(20)]
+            learner.learn(batches, (x, y), x, lambda W, Q: SGD(W + Q, lr=0.1))
         with torch.no_grad():
             hits = [learner(x, t).argmax(1) == y for t, (x, y) in enumerate(test[:-1])]
         accuracies[name] = torch.cat(hits).double().mean().item()
