@@ -1,8 +1,11 @@
-"""The paper's two toy examples, as `examples/` tells them."""
+"""The two toy examples of the paper and the problem of the reference, as `examples/` tells them."""
 
+import re
+import runpy
 from types import ModuleType
 
 import pytest
+import reference
 import torch
 import toy_1_sign_flip
 import toy_2_orthogonal
@@ -53,3 +56,12 @@ def test_it_shows_the_losses_of_both_methods(
         assert method.__name__ in shown
         assert f"{outcome.task_2_before:.2e}" in shown
         assert f"{outcome.task_2_after:.2e}" in shown
+
+
+def test_the_reference_shows_by_itself_what_each_method_forgets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_path(reference.__file__, run_name="__main__")
+    shown = re.findall(r"(\d+)% with", capsys.readouterr().out)
+    fine_tuning, gpm, trgp = map(int, shown)
+    assert fine_tuning < gpm < trgp

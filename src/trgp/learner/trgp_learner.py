@@ -8,7 +8,7 @@ from torch import nn
 from ..core.keep import Form
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import Option, RankOption, check_count, check_number, check_option, value_of
-from ..types import Norm, TaskId
+from ..types import Norm, PathLike, TaskId
 from . import ranks
 from .gpm_learner import GPM
 from .layer_gradients import LossFn
