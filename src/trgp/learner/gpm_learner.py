@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.capture import GramCapture, observing
 from ..core.keep import Form
+from ..core.layers import Layer
 from ..core.memory import Change, in_memory_order, scalings_of
 from ..core.plan import unmatched
 from ..core.subspace import Extension, extend
@@ -35,6 +37,9 @@ from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
 AnyOptimizer = TypeVar("AnyOptimizer")
+
+GRAM_BYTES = 4 << 30  # of float64 matrices at once: more layers than fit take another pass
+KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
 
@@ -447,26 +452,30 @@ class GPM:
         for buffer in state.bare.buffers():
             if ranks.world_size() > 1 and buffer.is_floating_point():
                 torch.distributed.broadcast(buffer, 0)
-        capture = GramCapture(layers.values())
         loss_fn = opened.loss_fn
         assert loss_fn is not None
-        with (
-            ranks.agreed(device),
-            undisturbed(state.model, loader),
-            torch.no_grad(),
-            observing(layers.values(), capture),
-        ):
-            for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
-                loss_fn(self._called, batch)
-            require_called([name for name, gram in capture.grams.items() if gram.columns])
-        for gram in capture.grams.values():
-            gram.reduce(ranks.summed, ranks.largest)
-        capture.finite()
-        made = ranks.tensors_from_first(lambda: self._extended(opened, capture), device)
-        return {
-            name: Extension(made[f"M/{name}"], made[f"ranks/{name}"], made[f"mask/{name}"])
-            for name in layers
-        }
+        extensions: dict[str, Extension] = {}
+        called: list[str] = []
+        for part in _parts(layers.values()):
+            capture = GramCapture(part)
+            with (
+                ranks.agreed(device),
+                undisturbed(state.model, loader),
+                torch.no_grad(),
+                observing(part, capture),
+            ):
+                for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
+                    loss_fn(self._called, batch)
+            for gram in capture.grams.values():
+                gram.reduce(ranks.summed, ranks.largest)
+            capture.finite()
+            called += [name for name, gram in capture.grams.items() if gram.columns]
+            made = ranks.tensors_from_first(partial(self._extended, opened, capture), device)
+            for name in capture.grams:
+                M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
+                extensions[name] = Extension(M, ranks_now, mask)
+        require_called(called)
+        return extensions
 
     def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -487,8 +496,7 @@ class GPM:
                     name,
                     opened.task,
                 )
-            found |= {f"M/{name}": extension.M, f"ranks/{name}": extension.ranks}
-            found[f"mask/{name}"] = extension.mask
+            found |= {f"{key}/{name}": getattr(extension, key) for key in KEYS}
         return found
 
     def _learnt(self, opened: OpenTask, extensions: Mapping[str, Extension]) -> Known:
@@ -573,3 +581,18 @@ class GPM:
                 ", ".join(map(repr, missing[:3])),
                 len(missing),
             )
+
+
+def _parts(layers: Iterable[Layer]) -> list[list[Layer]]:
+    """Layers in parts whose Gram matrices lie in memory together."""
+    parts: list[list[Layer]] = []
+    held = GRAM_BYTES
+    for layer in layers:
+        groups, _, n = layer.shape
+        size = 8 * groups * n * n
+        if held + size > GRAM_BYTES:
+            parts.append([])
+            held = 0
+        parts[-1].append(layer)
+        held += size
+    return parts
