@@ -14,6 +14,8 @@ from triton.compiler import ASTSource
 
 from trgp.kernels import batch_norm, convolution, few_rows, few_terms, parts
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"M", "N", "K", "R", "each", "rows", "number", "count", "pad_h", "pad_w"}
 COUNTS |= {"SAR", "SAM", "SAK", "SBR", "SBK", "SBN", "SN", "SR"}  # strides
 NORM = {"SHARE": 0.8, "C": 64, "RELU": True, "PARTS": 128}

@@ -10,7 +10,7 @@ import trgp
 from trgp.engine.errors import InputError
 from trgp.methods import METHODS
 
-pytestmark = pytest.mark.data
+pytestmark = pytest.mark.slow
 RATE = 0.05  # for batches of 64
 # What is chosen for smaller batches and smaller steps.
 OPTIONS: dict[str, dict[str, Any]] = {"ewc": {"strength": 100.0}}

@@ -44,6 +44,7 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     assert epochs == [(task, epoch) for task in range(2) for epoch in range(1, 41)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_reader_that_has_seen_enough() -> None:
     for command in (("list", "presets"), ("--help",), ("run", "pmnist", "--help")):
@@ -70,6 +71,7 @@ def test_a_mistake_in_a_users_method_shows_where(here: Path) -> None:
     assert err.endswith("ValueError: a slip\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_bar_where_there_is_a_terminal() -> None:
     for more in ((), ("--quiet",)):

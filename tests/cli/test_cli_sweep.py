@@ -308,6 +308,7 @@ def test_ctrl_c_and_the_command_that_goes_on(
     assert len(list(here.rglob("result.json"))) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_fails_its_cell_alone(
     trgp: Trgp, here: Path, long: "subprocess.Popen[str]"
 ) -> None:
@@ -322,12 +323,14 @@ def test_a_worker_that_is_killed_fails_its_cell_alone(
     assert trgp("sweep", "long.toml", "--dry-run").out.endswith("3 finished, 0 left\n")
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_sweep_that_is_killed(long: "subprocess.Popen[str]") -> None:
     pids = workers(long)
     long.kill()
     eventually(lambda: gone(pids))
 
 
+@pytest.mark.slow
 def test_a_bar_where_there_is_a_terminal(here: Path) -> None:
     (here / "small.toml").write_text(SMALL.replace("epochs = 1", "epochs = 1\nlr = [0.1, 1e30]"))
     terminal, end = pty.openpty()

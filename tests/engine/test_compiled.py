@@ -24,6 +24,8 @@ from trgp.methods.base import Batch, Method
 from trgp.methods.finetune import Finetune
 from trgp.results.result import Result
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -65,6 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [list(CASES)[k::4] for k in range(4)], ids=" ".join)
 def test_killed_at_random_moments_it_ends_the_same(
     cases: list[str], whole: Callable[[str], Result], tmp_path: Path
@@ -151,6 +152,7 @@ def test_every_bit_is_the_same_also_in_wide_layers(method: str, tmp_path: Path) 
     assert measured_apart(go("parts", observer=observer)) == measured_apart(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("case", CASES)
 def test_stopped_at_every_write_it_ends_the_same(
@@ -265,6 +267,7 @@ def begun_at(events: list[Event]) -> dict[int, tuple[int, int]]:
     return {event.seed: (event.done_tasks, event.done_epochs) for event in started}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "stop"),
     [(case, (KeyboardInterrupt, StopError)[k % 2]) for k, case in enumerate(TOGETHER)],
@@ -303,6 +306,7 @@ def test_a_company_stopped_after_every_event_ends_the_same(
     assert {kind for kind, *_ in met} == {RunStarted, EpochFinished, TaskFinished, RunFinished}  # type: ignore[misc, has-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, 1e9])
 @pytest.mark.parametrize("case", TOGETHER)
 def test_a_company_killed_at_any_moment_ends_the_same(
@@ -333,6 +337,7 @@ def test_a_company_killed_at_any_moment_ends_the_same(
     assert spare or any(len(set(each.values())) > 1 for each in begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LITERAL)
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_stack_in_the_literal_form_goes_on_to_the_bit(

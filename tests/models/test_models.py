@@ -321,6 +321,7 @@ def test_vmap_over_stacked_networks_is_the_same(net: Published) -> None:
 # ---- learners ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [GPM, TRGP])
 @every_net
 def test_two_tasks_are_learnt_and_the_first_is_kept(net: Published, method: type[GPM]) -> None:

@@ -15,6 +15,8 @@ from some_reports import HOSTILE
 
 from trgp.cli import main
 
+pytestmark = pytest.mark.slow
+
 TRGP = (sys.executable, "-m", "trgp")
 RECORDS = Path(__file__).parent.parent.parent / "records" / "runs"
 FIRST = Path("split-digits", "gpm", "paper", "seed-0", "result.json")
