@@ -1,10 +1,21 @@
 """Gradient-projection continual learning: TRGP, GPM and their family, on any PyTorch model."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine.run import run as run
+    from .learner import GPM as GPM
+    from .learner import TRGP as TRGP
+    from .learner import UnknownTaskError as UnknownTaskError
+
 __version__ = "0.1.0"
-
-from .engine.run import run as run
-from .learner import GPM as GPM
-from .learner import TRGP as TRGP
-from .learner import UnknownTaskError as UnknownTaskError
-
 __all__ = ["GPM", "TRGP", "UnknownTaskError", "run"]
+_MODULES = {"run": "engine.run", **dict.fromkeys(("GPM", "TRGP", "UnknownTaskError"), "learner")}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: torch takes a second, in which Ctrl-C is to end `trgp`."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

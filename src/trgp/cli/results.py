@@ -1,6 +1,5 @@
 """`trgp table`, `trgp show` and `trgp compare`: what stored runs came to."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +10,7 @@ from ..engine.errors import InputError
 from ..results import render, store
 from ..results.result import Results
 from .parsing import parse
-from .screen import show
+from .screen import show, tell
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def table(argv: Sequence[str]) -> None:
         none = f"There is no finished run in {folder}; begin with `trgp run permuted-digits`."
         raise InputError("\ntrgp: ".join(found.problems or [none]))
     for problem in found.problems:
-        print(f"trgp: {problem}", file=sys.stderr)
+        tell(problem)
     show(render.main_table(found))
 
 
