@@ -358,6 +358,24 @@ def test_an_archive_that_is_not_cifar_is_refused(
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize(("name", "member"), [("cifar100", "train.bin"), ("notmnist", "A/0.png")])
+def test_links_in_an_archive_are_not_followed(
+    server: Server, tmp_path: Path, name: str, member: str, kind: bytes
+) -> None:
+    """They may lead nowhere, or in a circle."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for each, target in ((f"set/{member}", "nowhere"), (f"again/{member}", f"again/{member}")):
+            link = tarfile.TarInfo(each)
+            link.type, link.linkname = kind, target
+            archive.addfile(link)
+    source = replace(SOURCES[name], files=(remote(server, "a.tar.gz", out.getvalue()),))
+    with pytest.raises(ValueError, match="do not hold what they should: no "):
+        prepare(name, tmp_path, sources={name: source})
+    assert left(tmp_path) == []
+
+
 def svhn(server: Server, pack: Callable[[dict[str, Any]], bytes]) -> tuple[Source, Any]:
     splits = {
         split: {

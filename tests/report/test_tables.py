@@ -2,6 +2,7 @@
 
 import shlex
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from trgp.report.model import Cell, Row, Table
 from trgp.report.paired_marks import difference, verdicts
 from trgp.results.paired import p_value
 from trgp.results.result import Results
-from trgp.results.store import Found
+from trgp.results.store import Found, write_result
 
 
 def tables(found: Found) -> dict[str, Table]:
@@ -272,6 +273,17 @@ def test_runs_at_once_are_on_the_same_device() -> None:
     assert rows(table, method="gpm")[0]["device"].text == "cuda (NVIDIA H200), 5 runs at once"
     assert "its share of the device's" in table.note
     assert report.summary[1].endswith("on cuda (NVIDIA H100); cuda (NVIDIA H200).")
+
+
+def test_results_without_a_checksum_are_counted(tmp_path: Path) -> None:
+    """Those of trgp 0.1 have none."""
+    found = Found([some_results(2, method=method) for method in ("gpm", "trgp")], [])
+    said = (
+        "Without a checksum, as trgp 0.1 wrote them: 4 results, in which damage may go unnoticed."
+    )
+    assert said in build(found).summary
+    sealed = [Results(tuple(write_result(tmp_path, r) for r in runs)) for runs in found.results]
+    assert not any("checksum" in said for said in build(Found(sealed, [])).summary)
 
 
 def test_memory_in_bytes_and_copies() -> None:

@@ -56,8 +56,8 @@ def cifar_set(files: Mapping[str, Path], *, coarse: bool) -> Arrays:
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = member.name.rpartition("/")[2]
-            if name in wanted and (content := archive.extractfile(member)) is not None:
-                found[name] = np.frombuffer(content.read(), np.uint8)
+            if name in wanted and (content := _content(archive, member)) is not None:
+                found[name] = np.frombuffer(content, np.uint8)
     if missing := sorted(wanted - found.keys()):
         raise ValueError(f"no {missing[0]} in the archive")
     arrays = {}
@@ -100,8 +100,8 @@ def notmnist_set(files: Mapping[str, Path]) -> Arrays:
             *_, letter, name = "", *member.name.split("/")
             if letter not in LETTERS or not name.endswith(".png") or name.startswith("."):
                 continue
-            content = archive.extractfile(member)
-            image = grey_png(content.read()) if content is not None else None
+            content = _content(archive, member)
+            image = grey_png(content) if content is not None else None
             if image is not None and image.shape == (28, 28):
                 found[letter, name] = image
     if not found:
@@ -117,6 +117,12 @@ def notmnist_set(files: Mapping[str, Path]) -> Arrays:
         "test_images": images[test],
         "test_labels": labels[test],
     }
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | None:
+    """What a file in an archive holds; None of a link, which may lead anywhere or in a circle."""
+    file = archive.extractfile(member) if member.isfile() else None
+    return None if file is None else file.read()
 
 
 def grey_png(data: bytes) -> NDArray[np.uint8] | None:

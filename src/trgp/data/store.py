@@ -8,9 +8,10 @@ test_coarse_labels.
 import os
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,28 +95,38 @@ def repair(path: Path) -> str:
 
 def check(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a set, labels as int64, or a sentence about the first thing wrong."""
+    keys = _check_shapes(arrays, path)
+    checked = {
+        key: arrays[key].astype(np.int64) if key.endswith("labels") else arrays[key] for key in keys
+    }
+    for kind in ("labels", "coarse_labels"):
+        if f"train_{kind}" in checked:
+            _check_classes(checked, kind, path)
+    return checked
+
+
+def _check_shapes(arrays: Mapping[str, NDArray[Any]], path: Path) -> list[str]:
+    """The keys of a set's arrays, of which only the types and shapes are looked at."""
     missing = [key for key in REQUIRED if key not in arrays]
     coarse = [key for key in COARSE if key in arrays]
     if len(coarse) == 1:
         missing += [key for key in COARSE if key not in arrays]
     if missing:
         raise ValueError(f"{path} has no array {' or '.join(missing)}; {repair(path)}.")
-    checked = {key: arrays[key] for key in (*REQUIRED, *coarse)}
+    keys = [*REQUIRED, *coarse]
     for split in ("train", "test"):
-        images = checked[f"{split}_images"]
+        images = arrays[f"{split}_images"]
         _check_images(images, f"{split}_images", path)
-        for key in checked:
+        for key in keys:
             if key.startswith(split) and key.endswith("labels"):
-                checked[key] = _check_labels(checked[key], key, len(images), path)
-    sizes = [checked[f"{split}_images"].shape[1:] for split in ("train", "test")]
+                _check_labels(arrays[key], key, len(images), path)
+    sizes = [arrays[f"{split}_images"].shape[1:] for split in ("train", "test")]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"{path} has train images of shape {sizes[0]} but test images of shape {sizes[1]}; "
             "bring both to one size."
         )
-    for kind in ("labels", "coarse_labels")[: 1 + bool(coarse)]:
-        _check_classes(checked, kind, path)
-    return checked
+    return keys
 
 
 def _check_images(images: NDArray[Any], key: str, path: Path) -> None:
@@ -137,7 +148,7 @@ def _check_images(images: NDArray[Any], key: str, path: Path) -> None:
         )
 
 
-def _check_labels(labels: NDArray[Any], key: str, length: int, path: Path) -> Labels:
+def _check_labels(labels: NDArray[Any], key: str, length: int, path: Path) -> None:
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{key} in {path} is of type {labels.dtype}; store integers from 0 on.")
     if labels.ndim != 1 or len(labels) != length:
@@ -145,7 +156,6 @@ def _check_labels(labels: NDArray[Any], key: str, length: int, path: Path) -> La
             f"{key} in {path} has shape {labels.shape} beside {length} images; store one label an "
             "image, in one axis."
         )
-    return labels.astype(np.int64)
 
 
 def _check_classes(arrays: Mapping[str, NDArray[Any]], kind: str, path: Path) -> None:
@@ -184,23 +194,39 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _arrays(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    key = "its list of arrays"
+    """The arrays, after what their headers say has passed: a small file can hold a huge array."""
+    load = partial(np.load, file, allow_pickle=False)
+    with _undamaged(path, "its list of arrays", load) as content:
+        keys = [key for key in (*REQUIRED, *COARSE) if key in content.files]
+        declared = {key: _undamaged(path, key, partial(_declared, content, key)) for key in keys}
+        for key, array in declared.items():
+            if array.dtype.hasobject:
+                raise ValueError(
+                    f"{key} in {path} holds Python objects, which are not read because unpickling "
+                    "them could run any code; store plain uint8 or integer arrays."
+                )
+        _check_shapes(declared, path)
+        return {key: _undamaged(path, key, partial(content.__getitem__, key)) for key in keys}
+
+
+def _declared(content: Any, key: str) -> NDArray[Any]:
+    """An array of the type and shape that a member's header says, which takes no memory."""
+    formats = np.lib.format
+    with content.zip.open(f"{key}.npy") as member:
+        newer = formats.read_magic(member) > (1, 0)
+        read = formats.read_array_header_2_0 if newer else formats.read_array_header_1_0
+        shape, _, dtype = read(member)
+    return np.broadcast_to(np.empty((), dtype), shape)
+
+
+def _undamaged(path: Path, part: str, read: Callable[[], Any]) -> Any:
+    """A part of a file, or the sentence about its damage."""
     # Damage can surface as nearly any exception: from zipfile, zlib, numpy's header parser, or
     # as a shape too large for memory. All of them mean the same to the user.
     try:
-        with np.load(file, allow_pickle=False) as content:
-            for key in (*REQUIRED, *COARSE):
-                if key in content.files:
-                    arrays[key] = np.asarray(content[key])
+        return read()
     except Exception as error:
-        if "allow_pickle" in str(error):
-            raise ValueError(
-                f"{key} in {path} holds Python objects, which are not read because unpickling "
-                "them could run any code; store plain uint8 or integer arrays."
-            ) from None
-        raise ValueError(f"{path} is damaged, at {key}; {repair(path)}.") from error
-    return arrays
+        raise ValueError(f"{path} is damaged, at {part}; {repair(path)}.") from error
 
 
 def _absent(asked: PathLike, path: Path) -> str:

@@ -14,7 +14,7 @@ from ..benchmarks import Benchmark
 from ..methods.base import Method
 from ..types import Params
 from .batches import Part, joined
-from .checkpoint import Checkpoints, Position, Record
+from .checkpoint import Checkpoints
 from .clock import Clock
 from .config import Config
 from .context import Context
@@ -22,6 +22,7 @@ from .divergence import LIMIT
 from .evaluate import Evaluation, mean
 from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
+from .position import Position, Record
 from .schedule import Schedule
 from .train import Epoch, Trained, Work, diverged
 
@@ -85,7 +86,8 @@ class Sequencer:
 
     def learn(self) -> Turns:
         """Learn all; in the end `position` is where the run stands."""
-        position = self._checkpoints.load()
+        params = self.network.initial_params()
+        position = self._checkpoints.load(params)
         self._observer(
             RunStarted(
                 self.config.benchmark,
@@ -101,7 +103,6 @@ class Sequencer:
             )
         )
         if position is None:
-            params = self.network.initial_params()
             record = Record()
             if self._training.evaluate_unseen:
                 scores = [self._score(params, j) for j in range(len(self._test))]
