@@ -51,9 +51,9 @@ EXPERIMENTS = {
                     "alpha_end": (1e6,),
                 },
             ],
-            "limited:LimitedEWC": [
-                {"lr": (0.01, 0.03, 0.05), "strength": (5000.0,)},
-                {"lr": (0.05,), "strength": (500.0,)},
+            "ewc": [
+                {"lr": (0.01, 0.03, 0.05), "strength": (5000.0,), "gradient_limit": (100.0,)},
+                {"lr": (0.05,), "strength": (500.0,), "gradient_limit": (100.0,)},
             ],
         },
         seeds=(100,),

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..options import check_count, check_number
 from ..tree import State, level, tensors
 from .base import About, Batch, Method, Params
+from .limited import Limited
 from .stacks import each, stacks
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ GRADIENTS = 1 << 24  # so many numbers of them are held at a time
 
 
 @dataclass(frozen=True)
-class EWC(Method):
+class EWC(Limited):
     """Weights that mattered to old tasks are held by springs."""
 
     about: ClassVar[About] = About(
@@ -45,6 +46,7 @@ class EWC(Method):
     Fisher matrix itself."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strength != 0:
             check_number("strength", self.strength, above=0)
         check_count("fisher_batch", self.fisher_batch)

@@ -19,6 +19,7 @@ from ..models.gates import Gate
 from ..options import check_number
 from ..tree import State, level, put, tensors
 from .base import GATE, About, Batch, Grads, Method, Params, Rate, Report, sgd
+from .limited import shortened
 from .loss import cross_entropy
 
 if TYPE_CHECKING:
@@ -113,9 +114,7 @@ class HAT(Method):
         used = tensors(level(state, "used"))
         if used:
             own |= self.masked(own, used)
-        length = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
-        scale = (CLIP / length.clamp(min=1e-12)).clamp(max=1.0)
-        new = sgd(params, {name: g * scale for name, g in own.items()}, lr)
+        new = sgd(params, shortened(own, CLIP), lr)
         clamped = {n: p.clamp(-LARGEST, LARGEST) for n, p in new.items() if n.startswith(OWN)}
         return new | clamped, {}
 

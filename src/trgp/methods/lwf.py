@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..options import check_number
 from ..tree import State, level, tensors
-from .base import About, Batch, Method, Params
+from .base import About, Batch, Params
+from .limited import Limited
 from .loss import cross_entropy
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LwF(Method):
+class LwF(Limited):
     """Old heads answer to new samples as they did before."""
 
     about: ClassVar[About] = About(
@@ -37,6 +38,7 @@ class LwF(Method):
     """What logits are divided by before they become probabilities."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strength != 0:
             check_number("strength", self.strength, above=0)
         check_number("temperature", self.temperature, above=0)
