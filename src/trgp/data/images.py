@@ -94,14 +94,32 @@ class Tensors:
         """The same samples on another device."""
         return Tensors(self.x.to(device), self.y.to(device), self.normalisation)
 
+    @property
+    def scale(self) -> tuple[Tensor, Tensor] | None:
+        """What makes floats of a sample's pixels: mean and deviation by channel; None of floats."""
+        if self.x.dtype != torch.uint8:
+            return None
+        if self._shift is None:
+            zero = torch.zeros([1] * (self.x.dim() - 1), device=self.x.device)
+            return zero, zero + 1
+        mean, std = (values.expand(self.x.shape[1], 1, 1) for values in self._shift)
+        return mean, std
+
     def _floats(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.uint8:
-            return x
-        x = x.to(torch.float32).div_(255)
-        if self._shift is not None:
-            mean, std = self._shift
-            x = x.sub_(mean).div_(std)
-        return x
+        return x if x.dtype != torch.uint8 else floats_of(x, *(self._shift or ()))
+
+
+def floats_of(pixels: Tensor, mean: Tensor | None = None, std: Tensor | None = None) -> Tensor:
+    """Pixels, uint8, divided by 255 and normalised."""
+    x = pixels.to(torch.float32).div_(255)
+    if mean is not None and std is not None:
+        x = x.sub_(mean).div_(std)
+    return x
+
+
+def pixels_of(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """The pixels that `floats_of` has made x of, exactly: rounding is far below half a level."""
+    return (x * std).add_(mean).mul_(255).round_().to(torch.uint8)
 
 
 def to_tensors(
