@@ -5,13 +5,14 @@ What runs in every step (`loss`, `step`, `weights_for`) is pure functions of exp
 depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.donation import writable
 from ..core.vmapped import is_batchedtensor
@@ -203,6 +204,18 @@ class Method:
 
     def report(self, state: State) -> Report:
         return Report()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The network in eval mode, in the middle of a step that trains it."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:

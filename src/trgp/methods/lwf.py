@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..options import check_number
 from ..tree import State, level, tensors
-from .base import About, Batch, Params
+from .base import About, Batch, Params, evaluating
 from .limited import Limited
 from .loss import cross_entropy
 
@@ -63,11 +63,6 @@ class LwF(Limited):
     @torch.no_grad()
     def targets(self, teacher: Params, batch: Batch, old: int) -> Tensor:
         """What the old heads of the network before the task say, without dropout."""
-        modes = {module: module.training for module in self.network.module.modules()}
-        self.network.module.eval()
-        try:
+        with evaluating(self.network.module):
             logits = self.network.every_head(teacher, batch.x)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         return F.softmax(logits[:old] / self.temperature, 2)
