@@ -11,7 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from choose import Grid, Search, Setting, learnt, settings
+from choose import Setting, learnt, settings
+from grids import Grid, Search
 
 from trgp.benchmarks import entry
 from trgp.engine.sweep import Place
