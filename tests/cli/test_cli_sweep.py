@@ -187,7 +187,6 @@ REFUSED = {
     "[options]\nthreshold = [[0.9, 0.9, 0.9]]": "threshold has 3 values for 2 layers",
     "[options.trgp]\nepsilon = 1": "[options.trgp] is of none of the methods; known are gpm.",
     "[[cells]]\nbenchmark = 'split-digits'": 'A cell needs a method, as in method = "...".',
-    "[[cells]]\nbenchmark = 'pmnist'\nmethod = 'hat'": "needs a head for every task",
     "[[cells]]\nbenchmark = 'pmnist'\nmethod = 'gpm'\npreset = 1": "The preset of a cell must be",
     "[cells]\nbenchmark = 'pmnist'": "cells must be tables, each under [[cells]].",
     "a = " + "[" * 5000: "is no TOML",

@@ -414,7 +414,7 @@ def test_a_missing_package_is_named_before_anything_is_fetched(
     server: Server, tmp_path: Path
 ) -> None:
     source = replace(mnist(server, digits()), needs="no_such_package")
-    with pytest.raises(ModuleNotFoundError, match="pip install no_such_package"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'trgp\[data\]'"):
         prepare("mnist", tmp_path, sources={"mnist": source})
     assert server.asked == []
 
@@ -457,9 +457,8 @@ def test_a_png_that_is_not_grey_or_is_cut_is_none() -> None:
 
 
 def test_names_without_a_source_get_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"numpy\.savez") as caught:
+    with pytest.raises(ValueError, match="`trgp data prepare miniimagenet --from PATH`"):
         prepare("miniimagenet", tmp_path)
-    assert str(tmp_path / "miniimagenet.npz") in str(caught.value)
     with pytest.raises(ValueError, match="did you mean 'cifar100'"):
         prepare("cifar_100", tmp_path)
     with pytest.raises(ValueError, match="known are mnist"):

@@ -132,7 +132,7 @@ def test_a_missing_known_set_names_the_command(tmp_path: Path, name: str) -> Non
     [
         ("mnits", "did you mean 'mnist'"),
         ("zzz", "known are mnist"),
-        ("miniimagenet", "numpy.savez"),
+        ("miniimagenet", "--from PATH"),
         ("some/where.npz", "some/where.npz"),
         (Path("where"), "where"),
         ("x" * 5000, "known are"),

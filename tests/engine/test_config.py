@@ -90,7 +90,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {**SHORTCUTS, "test_passes": 5},
     ),
     "split-miniimagenet": (
-        {"epochs": 200},
+        {"epochs": 200, "fixed_classes": True},
         {"images_per_layer": residual_images(), "threshold_growth": 0.0},
         {**SHORTCUTS, "test_passes": 5, "threshold_growth": 0.0},
     ),

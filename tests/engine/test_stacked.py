@@ -91,7 +91,7 @@ PAIRS = [
     (way, make, dtype)
     for k, (way, (method, _)) in enumerate(WAYS.items())
     for make, dtype in zip((one_head, with_heads), [*CLOSE][:: (-1) ** k], strict=True)
-    if METHODS[method].about.several_heads <= (make is with_heads)
+    if (method == "hat") <= (make is with_heads)
     and METHODS[method].about.joint <= (make is one_head)
 ] + [("hat", with_heads, torch.float32), ("multitask", one_head, torch.float64)]
 

@@ -74,6 +74,17 @@ def one_head() -> nn.Module:
     return mlp(8, 12, 10, CLASSES)
 
 
+class OneHead(MLP):
+    """The same with gates, a bias in its head, and no other biases."""
+
+    def __init__(self) -> None:
+        super().__init__(8, (12, 10), CLASSES)
+        self.heads = nn.ModuleList([nn.Linear(10, CLASSES)])
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
 def easy_tasks(count: int, *shape: int, samples: int = 20) -> list[tuple[Samples, Samples]]:
     """Tasks that a few epochs learn: samples around a pattern for each class."""
     made = []

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close, mlp
+from helpers import assert_close
 from method_parts import (
     ConvHeads,
+    OneHead,
     SaturatedHAT,
     WatchedHAT,
     bound,
@@ -122,6 +123,25 @@ def test_with_saturated_masks_old_weights_and_logits_stay(name: str, tmp_path: P
             assert moved > 0
             assert torch.equal(end.params[f"heads.{t}.weight"], later.params[f"heads.{t}.weight"])
             torch.testing.assert_close(later.logits(x, t), then, rtol=0, atol=1e-6)
+    rows = result.accuracy_matrix
+    assert all(rows[i][j] == rows[j][j] for i in range(3) for j in range(i))
+
+
+def test_of_a_head_that_tasks_share_only_what_new_units_feed_moves(tmp_path: Path) -> None:
+    """So that old tasks stay there as well."""
+    tasks = some_tasks(3)
+    result, ends = watched(SaturatedHAT, tasks, tmp_path, OneHead)
+    for t, end in enumerate(ends):
+        held = end.state["used"][HEADS] == 1
+        then = end.logits(tasks[t][1][0], t)
+        assert then.abs().max() > 0.01
+        for later in ends[t + 1 :]:
+            before, after = end.params["heads.0.weight"], later.params["heads.0.weight"]
+            assert torch.equal(before[:, held], after[:, held])
+            assert not torch.equal(before[:, ~held], after[:, ~held])
+            assert torch.equal(end.params["heads.0.bias"], later.params["heads.0.bias"])
+            now = later.logits(tasks[t][1][0], t)
+            torch.testing.assert_close(now, then, rtol=0, atol=1e-6)
     rows = result.accuracy_matrix
     assert all(rows[i][j] == rows[j][j] for i in range(3) for j in range(i))
 
@@ -411,12 +431,27 @@ def test_more_sparsity_takes_less_capacity(tmp_path: Path) -> None:
 # ---- refusals --------------------------------------------------------------------------------
 
 
-def test_one_head_for_all_tasks_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_gates_of_a_module_that_is_not_there_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Such as a single head by another name."""
+
+    class Named(MLP):
+        def __init__(self) -> None:
+            super().__init__(8, (12,), CLASSES)
+            self.only = self.heads[0]
+            del self.heads
+
+        def forward(self, x: Tensor, head: int = 0) -> Tensor:
+            return self.only(self.features(x))
+
+    class Single(Named):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)
+
     with pytest.raises(InputError) as caught:
-        run(some_tasks(2), "hat", tmp_path / "runs", lambda: mlp(8, 12, CLASSES))
+        run(some_tasks(2), "hat", tmp_path / "runs", Single)
     assert str(caught.value) == (
-        "hat needs a head for every task, but all tasks of tensors share one; take a benchmark "
-        "with several heads."
+        "Single has no module 'heads.0', whose input its gates() say to gate; name it so, a single "
+        "head too."
     )
     assert not (tmp_path / "runs").exists()
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from helpers import assert_close
 from method_parts import (
     ConvHeads,
+    OneHead,
     bound,
     context,
     eager,
     easy_tasks,
     gradients,
     logits_of,
-    one_head,
     residual,
     some_samples,
 )
@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trgp.data import Tensors
 from trgp.engine.batches import Part
-from trgp.engine.errors import InputError
 from trgp.engine.events import EpochFinished, Event
 from trgp.engine.train import Epoch, train_step
 from trgp.methods import METHODS, Batch, Method
@@ -46,7 +45,7 @@ class Kind(NamedTuple):
 
 
 NETWORKS = {
-    "perceptron": Kind(one_head, (8,), False),
+    "perceptron": Kind(OneHead, (8,), False),
     "convolutions": Kind(lambda: ConvHeads(2, dropout=0.2), (3, 8, 8), True),
     "residual": Kind(lambda: residual(2), (3, 16, 16), True),
 }
@@ -58,14 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9},
     "trgp": {"threshold": 0.9, "epsilon": 0.0},
 }
-PAIRS = [(method, network) for method in METHODS for network in NETWORKS]
-
-
-def possible(method: str, network: str) -> bool:
-    return NETWORKS[network].heads or not METHODS[method].about.several_heads
-
-
-CASES = [pair for pair in PAIRS if possible(*pair)]
+CASES = [(method, network) for method in METHODS for network in NETWORKS]
 every_case = pytest.mark.parametrize(("method", "network"), CASES)
 
 
@@ -128,17 +120,6 @@ def test_stopped_in_both_tasks_it_ends_the_same(method: str, network: str, tmp_p
     assert parts is not None
     assert met == set(range(len(whole.curves)))
     assert measured_apart(parts) == measured_apart(whole)
-
-
-@pytest.mark.parametrize(("method", "network"), [pair for pair in PAIRS if pair not in CASES])
-def test_what_does_not_fit_together_is_refused(method: str, network: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"^{method} needs a head for every task"):
-        go(method, network, tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_something_does_not_fit_together() -> None:
-    assert ("hat", "perceptron") not in CASES
 
 
 # ---- single steps ----------------------------------------------------------------------------

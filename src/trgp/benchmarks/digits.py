@@ -42,6 +42,7 @@ _PERMUTED: dict[str, dict[str, Any]] = {
     "multitask": {"lr": 0.8},
     "owm": {"lr": 0.4, "alpha_end": 0.01},
     "ewc": {"lr": 0.2, "strength": 100.0},
+    "hat": {"lr": 0.4, "s_max": 50.0, "sparsity": 0.75},
     "agem": {"lr": 0.2, "memory_size": 200},
     "er": {"lr": 0.2, "memory_size": 200},
     "lwf": {"lr": 0.1, "strength": 5.0},

@@ -9,7 +9,6 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
-from .. import __version__
 from ..engine.errors import InputError, RunError
 from ..lookup import meant
 
@@ -71,7 +70,9 @@ def _dispatch(argv: Sequence[str]) -> None:
         case ["-h" | "--help", *_]:
             print(HELP, end="")
         case ["--version", *_]:
-            print(f"trgp {__version__}")
+            from ..types import VERSION  # with torch, which takes a second
+
+            print(f"trgp {VERSION}")
         case [name, *rest] if name in COMMANDS:
             _imported(COMMANDS[name][0])(rest)
         case [name, *_]:

@@ -1,7 +1,15 @@
 """Where images come from: the store on disk, the public sources, and batches on the device."""
 
 from .catalogue import BENCHMARKS, Catalogue, present
-from .images import NORMALISATION, Normalisation, Tensors, as_rgb32, to_tensors
+from .images import (
+    NORMALISATION,
+    Normalisation,
+    Tensors,
+    as_rgb32,
+    floats_of,
+    pixels_of,
+    to_tensors,
+)
 from .prepare import prepare
 from .sources import SOURCES, Remote, Source
 from .store import SETS, ImageSet, data_root, load, save
@@ -19,7 +27,9 @@ __all__ = [
     "Tensors",
     "as_rgb32",
     "data_root",
+    "floats_of",
     "load",
+    "pixels_of",
     "prepare",
     "present",
     "save",

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..pixels import floats_of
 from .store import Images, Labels
 
 
@@ -94,14 +95,19 @@ class Tensors:
         """The same samples on another device."""
         return Tensors(self.x.to(device), self.y.to(device), self.normalisation)
 
+    @property
+    def scale(self) -> tuple[Tensor, Tensor] | None:
+        """What makes floats of a sample's pixels: mean and deviation by channel; None of floats."""
+        if self.x.dtype != torch.uint8:
+            return None
+        if self._shift is None:
+            zero = torch.zeros([1] * (self.x.dim() - 1), device=self.x.device)
+            return zero, zero + 1
+        mean, std = (values.expand(self.x.shape[1], 1, 1) for values in self._shift)
+        return mean, std
+
     def _floats(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.uint8:
-            return x
-        x = x.to(torch.float32).div_(255)
-        if self._shift is not None:
-            mean, std = self._shift
-            x = x.sub_(mean).div_(std)
-        return x
+        return x if x.dtype != torch.uint8 else floats_of(x, *(self._shift or ()))
 
 
 def to_tensors(

@@ -12,8 +12,10 @@ from ..lookup import meant
 from ..types import PathLike
 from . import store
 from .download import Progress, fetch
+from .folders import images_in
 from .sources import SOURCES, Arrays, Source
 
+GIVEN = "miniimagenet"  # the set that is made of what the user has
 DAMAGE = (ValueError, EOFError, tarfile.TarError, zlib.error, gzip.BadGzipFile)
 
 
@@ -22,23 +24,24 @@ def prepare(
     root: PathLike | None = None,
     progress: Progress | None = None,
     *,
+    given: PathLike | None = None,
     sources: Mapping[str, Source] = SOURCES,
 ) -> Path:
     """Download a set, verify it, and write its npz file; nothing to do if a good one is there.
 
     What was downloaded is kept beside it until the npz is written, so that a second call goes on
     where the first one broke off.
+
+    given: for miniimagenet, which cannot be downloaded, the folder of its images, or an npz file.
     """
-    source = _source(name, root, sources)
     folder = store.data_root(root)
     target = folder / f"{name}.npz"
+    if given is not None:
+        return _prepare_given(name, target, given, progress)
+    source = _source(name, sources)
     if _good(target):
         return target
-    if source.needs is not None and importlib.util.find_spec(source.needs) is None:
-        raise ModuleNotFoundError(
-            f"Reading {name}'s files needs {source.needs}; install it with "
-            f"`pip install {source.needs}` and run `trgp data prepare {name}` again."
-        )
+    _require(source.needs, name)
     downloads = folder / "downloads" / name
     try:
         downloads.mkdir(parents=True, exist_ok=True)
@@ -52,19 +55,44 @@ def prepare(
             "which goes on with what has arrived."
         ) from None
     except OSError as error:
-        raise OSError(
-            f"{name} could not be written under {folder}: {error.strerror or error}; make room or "
-            "allow writing there, or choose another folder with --data-root or TRGP_DATA."
-        ) from error
+        raise _unwritten(name, folder, error) from error
     return target
 
 
-def _source(name: str, root: PathLike | None, sources: Mapping[str, Source]) -> Source:
+def _prepare_given(name: str, target: Path, given: PathLike, progress: Progress | None) -> Path:
+    if name != GIVEN:
+        raise ValueError(f"{name} is not made of files of yours, only {GIVEN} is; leave them out.")
+    if _good(target):
+        return target
+    _require("PIL", name)
+    arrays = images_in(given, progress)
+    try:
+        store.save(target, arrays)
+    except OSError as error:
+        raise _unwritten(name, target.parent, error) from error
+    return target
+
+
+def _require(package: str | None, name: str) -> None:
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"Reading {name}'s files needs the package {package}; install it with "
+            f"`pip install 'trgp[data]'` and run `trgp data prepare {name}` again."
+        )
+
+
+def _unwritten(name: str, folder: Path, error: OSError) -> OSError:
+    return OSError(
+        f"{name} could not be written under {folder}: {error.strerror or error}; make room or "
+        "allow writing there, or choose another folder with --data-root or TRGP_DATA."
+    )
+
+
+def _source(name: str, sources: Mapping[str, Source]) -> Source:
     if name in sources:
         return sources[name]
-    if name == "miniimagenet":
-        path = store.data_root(root) / "miniimagenet.npz"
-        raise ValueError(store.BY_HAND.format(path=path))
+    if name == GIVEN:
+        raise ValueError(store.BY_HAND)
     raise ValueError(f"There is no source for a data set '{name}'; {meant(name, sources)}")
 
 

@@ -147,5 +147,6 @@ SOURCES: Mapping[str, Source] = {
         train=16_851,
         test=1_873,
         shape=(28, 28, 1),
+        needs="PIL",
     ),
 }

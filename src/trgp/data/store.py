@@ -25,10 +25,9 @@ SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "notmnist", "mi
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
 COARSE = ("train_coarse_labels", "test_coarse_labels")
 BY_HAND = (
-    "miniImageNet cannot be downloaded automatically, its images being ImageNet's; take 500 train "
-    "and 100 test images of each of the 100 classes, 84 x 84 RGB, and write them with "
-    "numpy.savez('{path}', train_images=..., train_labels=..., test_images=..., test_labels=...): "
-    "images uint8 (N, 84, 84, 3), labels 0 to 99."
+    "miniImageNet cannot be downloaded automatically, its images being ImageNet's; make it of "
+    "yours with `trgp data prepare miniimagenet --from PATH`, where PATH holds a folder of 600 "
+    "images for each of the 100 classes, or train.csv, val.csv and test.csv beside images/."
 )
 
 Images = NDArray[np.uint8]
@@ -88,8 +87,9 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def repair(path: Path) -> str:
     """The end of a sentence about a damaged file: how to get a good one."""
-    if path.stem in SETS and path.stem != "miniimagenet":
-        return f"delete it and run `trgp data prepare {path.stem}`"
+    if path.stem in SETS:
+        own = " --from PATH" if path.stem == "miniimagenet" else ""
+        return f"delete it and run `trgp data prepare {path.stem}{own}`"
     return "write it again with numpy.savez"
 
 
@@ -233,7 +233,7 @@ def _absent(asked: PathLike, path: Path) -> str:
     if os.path.isdir(path):
         return f"{path} is a folder; give the npz file in it."
     if asked == "miniimagenet":
-        return f"There is no file {path}. " + BY_HAND.format(path=path)
+        return f"There is no file {path}. " + BY_HAND
     if asked in SETS:
         return f"There is no file {path}; get it with `trgp data prepare {asked}`."
     if not isinstance(asked, str) or path.stem != asked:

@@ -6,7 +6,7 @@ depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ord
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -57,6 +57,7 @@ class Network(Protocol):
     module: nn.Module
     device: torch.device
     separate_heads: bool
+    heads: int
     trainable: frozenset[str]
     buffers: tuple[str, ...]
     names: frozenset[str]
@@ -87,6 +88,10 @@ class Samples(Protocol):
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """The samples of an index: x float, y int64."""
 
+    @property
+    def scale(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation that pixels are normalised by; None of samples as floats."""
+
 
 class Context(Protocol):
     """A task about to begin or just learnt, and the run it belongs to."""
@@ -97,6 +102,8 @@ class Context(Protocol):
     def task(self) -> int: ...
     @property
     def tasks(self) -> int: ...
+    @property
+    def head(self) -> int: ...
     @property
     def train(self) -> Samples: ...
     @property
@@ -275,6 +282,18 @@ class Method:
 
     def report(self, state: State) -> Report:
         return Report()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The network in eval mode, in the middle of a step that trains it."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
