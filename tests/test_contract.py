@@ -124,6 +124,7 @@ def test_the_learners_alone_load_little() -> None:
     """And `run` is there, once it is asked for."""
     program = """
 import sys, trgp
+trgp.TRGP
 print(sum(name.partition(".")[0] == "trgp" for name in sys.modules))
 from trgp import *
 assert run is trgp.run is sys.modules["trgp.engine.run"].run

@@ -10,7 +10,7 @@ from method_parts import ConvHeads
 from small_runs import CLASSES, Make, run
 from torch import Tensor, nn
 
-from trgp.data import NORMALISATION, Normalisation, Tensors, floats_of, pixels_of
+from trgp.data import NORMALISATION, Normalisation, Tensors
 from trgp.engine.batches import Part
 from trgp.engine.context import Context
 from trgp.engine.network import Network
@@ -18,6 +18,7 @@ from trgp.engine.train import Epoch, train_step
 from trgp.methods import Batch
 from trgp.methods.agem import AGEM
 from trgp.methods.er import ER
+from trgp.pixels import floats_of, pixels_of
 from trgp.tree import leaves
 
 SHAPE = (3, 8, 8)

@@ -6,8 +6,6 @@ from .images import (
     Normalisation,
     Tensors,
     as_rgb32,
-    floats_of,
-    pixels_of,
     to_tensors,
 )
 from .prepare import prepare
@@ -27,9 +25,7 @@ __all__ = [
     "Tensors",
     "as_rgb32",
     "data_root",
-    "floats_of",
     "load",
-    "pixels_of",
     "prepare",
     "present",
     "save",
