@@ -119,6 +119,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "agem": ("agem", {"memory_size": 20}),
     "er": ("er", {"memory_size": 20}),
     "lwf": ("lwf", {}),
+    "apd": ("apd", {"consolidate_every": 2, "lr": 0.02}),
 }
 
 

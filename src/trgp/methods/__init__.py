@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ..hints import meant
 from ..imports import imported
 from .agem import AGEM
+from .apd import APD
 from .base import About, Batch, Factors, Grads, Method, Params, Rate, Report, sgd
 from .er import ER
 from .ewc import EWC
@@ -42,6 +43,7 @@ METHODS: Mapping[str, type[Method]] = {
     "agem": AGEM,
     "er": ER,
     "lwf": LwF,
+    "apd": APD,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,
 }

@@ -71,6 +71,8 @@ class About:
     """Whether it needs a head for every task."""
     joint: bool = False
     """Whether all tasks are learnt at once, not one after another."""
+    holds_network: bool = False
+    """Whether its state holds all that is kept in the end, the network's weights among it."""
 
 
 @dataclass(frozen=True)
