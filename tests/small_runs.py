@@ -27,6 +27,7 @@ from trgp.results.result import Result
 Samples = tuple[Tensor, Tensor]
 Make = Callable[[], nn.Module]
 CLASSES = 3
+CHAINS = ("pnn",)  # the methods that widen chains of layers, and no other network
 MEASURED = ("seconds", "peak_memory_bytes")  # what no two runs agree in
 
 
@@ -105,6 +106,14 @@ class Gated(Dropping):
         return self.heads[head](self.features(x))
 
 
+class Chained(Gated):
+    """The same without groups: a chain of layers, which a method can widen."""
+
+    def __init__(self, heads: int = 3, track: bool = True) -> None:
+        super().__init__(heads, track)
+        self.grouped = nn.Conv2d(6, 6, 2, stride=2, bias=False)
+
+
 # For interruptions: a case of every method, trained so that the best epoch is not the last.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -119,13 +128,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "agem": ("agem", {"memory_size": 20}),
     "er": ("er", {"memory_size": 20}),
     "lwf": ("lwf", {}),
+    "pnn": ("pnn", {"width": 0.5, "lr": 0.02}),
     "apd": ("apd", {"consolidate_every": 2, "lr": 0.02}),
 }
 
 
 def network_of(case: str) -> Make:
     """What a case is learnt by: a head for every task where the method needs them."""
-    return Gated if METHODS[CASES[case][0]].about.several_heads else Dropping
+    method = CASES[case][0]
+    if method in CHAINS:
+        return Chained
+    return Gated if METHODS[method].about.several_heads else Dropping
 
 
 def run_case(case: str, out: Path, **settings: Any) -> Result:

@@ -56,7 +56,10 @@ _OTHERS: dict[str, dict[str, Any]] = {
 # Growing networks by Adam as on the superclasses, for more epochs, since dropout slows them down;
 # APD's l1 is its paper's for ten tasks (of LeNet). Not searched here.
 _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "epochs": 50, "patience": 50}
-_GROWING: dict[str, dict[str, Any]] = {"apd": {**_ADAM, "l1": 4e-4}}
+_GROWING: dict[str, dict[str, Any]] = {
+    "pnn": {**_ADAM, "width": 0.17},
+    "apd": {**_ADAM, "l1": 4e-4},
+}
 _PAPER: dict[str, dict[str, Any]] = {"gpm": _GPM, "trgp": _TRGP, **_OTHERS, **_GROWING}
 # Chosen on validation data of all tasks by records/choose.py, for TRGP alone: the rate, and one
 # scaling matrix a layer over all that is protected.

@@ -16,6 +16,7 @@ from .hat import HAT
 from .lwf import LwF
 from .multitask import Multitask
 from .owm import OWM
+from .pnn import PNN
 from .single import Single
 from .trgp import TRGPMethod
 
@@ -43,6 +44,7 @@ METHODS: Mapping[str, type[Method]] = {
     "agem": AGEM,
     "er": ER,
     "lwf": LwF,
+    "pnn": PNN,
     "apd": APD,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,

@@ -26,6 +26,7 @@ METHODS = (
     "owm",
     "agem",
     "lwf",
+    "pnn",
     "apd",
 )
 
