@@ -84,6 +84,12 @@ DIGITS: Mapping[str, Grid] = {
     "er": PLAIN,
     "lwf": {"lr": (0.05, 0.1, 0.2), "strength": (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)},
     "pnn": {"lr": (0.001, 0.003, 0.01, 0.03), "width": (0.1, 0.17, 0.3)},
+    "den": {
+        "lr": (0.003, 0.01),
+        "l1": (0.01, 0.03, 0.1),
+        "sigma": (0.05, 0.5),
+        "growth": (0.02, 0.05),
+    },
     "apd": {
         "lr": (0.001, 0.003, 0.01),
         "l1": (6e-4, 2e-3, 6e-3, 0.02),
@@ -274,6 +280,19 @@ CIFAR_BEST = Search(
     seeds=(100,),
     preset="best",
 )
+# Growing networks on the first tasks of the superclasses. PNN's width is the preset's, which aims
+# at the published capacity; that of DEN and RCL depends on what the runs choose.
+SUPERCLASS_RATES = (3e-4, 1e-3, 3e-3)
+SUPERCLASS = Search(
+    "cifar100-superclass",
+    {
+        "pnn": {"lr": SUPERCLASS_RATES},
+        "den": {"lr": (3e-4, 1e-3), "l1": (0.01, 0.03), "growth": (0.005, 0.01, 0.02)},
+        "apd": {"lr": SUPERCLASS_RATES},
+    },
+    seeds=(100,),
+    tasks=5,
+)
 SEARCHES = {
     "permuted-digits": Search("permuted-digits", DIGITS, seeds=(100, 101, 102)),
     "split-digits": Search("split-digits", DIGITS, seeds=(100, 101, 102)),
@@ -282,6 +301,7 @@ SEARCHES = {
     "split-cifar100": CIFAR,
     "split-cifar100-best": CIFAR_BEST,
     "five-datasets": FIVE,
+    "cifar100-superclass": SUPERCLASS,
 }
 
 

@@ -27,7 +27,7 @@ from trgp.results.result import Result
 Samples = tuple[Tensor, Tensor]
 Make = Callable[[], nn.Module]
 CLASSES = 3
-CHAINS = ("pnn",)  # the methods that widen chains of layers, and no other network
+CHAINS = ("pnn", "den")  # the methods that widen chains of layers, and no other network
 MEASURED = ("seconds", "peak_memory_bytes")  # what no two runs agree in
 
 
@@ -129,6 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "er": ("er", {"memory_size": 20}),
     "lwf": ("lwf", {}),
     "pnn": ("pnn", {"width": 0.5, "lr": 0.02}),
+    "den": ("den", {"growth": 0.2, "phase_epochs": 2, "lr": 0.02}),
     "apd": ("apd", {"consolidate_every": 2, "lr": 0.02}),
 }
 

@@ -58,9 +58,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9},
     "trgp": {"threshold": 0.9, "epsilon": 0.0},
     "pnn": {"width": 0.5},
+    "den": {"growth": 0.2, "phase_epochs": 2},
 }
 # Those that learn by Adam, and the rate that fits it.
-ADAPTIVE = {"pnn": 0.02, "apd": 0.02}
+ADAPTIVE = {"pnn": 0.02, "den": 0.02, "apd": 0.02}
 PAIRS = [(method, network) for method in METHODS for network in NETWORKS]
 
 

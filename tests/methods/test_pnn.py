@@ -16,9 +16,10 @@ from method_parts import (
     residual,
     some_samples,
 )
-from small_runs import Gated, Make, Watched, watched
+from small_runs import Gated, Make, Watched, run, watched
 from torch import Tensor, nn
 
+from trgp.engine.errors import InputError
 from trgp.engine.train import train_step, trained_names
 from trgp.methods import Batch
 from trgp.methods.capacity import PUBLISHED, WHOLE
@@ -247,6 +248,23 @@ class Scaled(MLP):
     def __init__(self) -> None:
         super().__init__(8, (12,), 3, heads=2)
         self.scale = nn.Parameter(torch.ones(3))
+
+
+class Stiff(MLP):
+    """With a size in its code."""
+
+    def __init__(self) -> None:
+        super().__init__(8, (12,), 3, heads=2)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x).view(-1, 12)
+
+
+def test_a_network_of_one_width_is_refused_before_anything_is_learnt(tmp_path: Path) -> None:
+    for method in ("pnn", "den"):
+        with pytest.raises(InputError, match=f"{method} widens .* Stiff is none: with a unit more"):
+            run(easy_tasks(2, 8), method, tmp_path / "runs", Stiff)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

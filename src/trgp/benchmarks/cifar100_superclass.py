@@ -24,7 +24,6 @@ PAPER = {
     "single": Published(61.00),
     "pnn": Published(50.76),
     "den": Published(51.10),
-    "rcl": Published(51.99),
     "apd": Published(56.81),
     "gpm": Published(57.72),
     "trgp": Published(58.25),
@@ -45,7 +44,11 @@ _TRGP = {**_GPM, "selection_samples": 125}
 # Growing networks as the APD paper's code trains APD here: by Adam, with a rate that falls, for 20
 # epochs, of which the best one counts.
 _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "batch": 100, "epochs": 20, "patience": 20}
-_GROWING: dict[str, dict[str, Any]] = {"pnn": {**_ADAM, "width": 0.17}, "apd": _ADAM}
+_GROWING: dict[str, dict[str, Any]] = {
+    "pnn": {**_ADAM, "width": 0.17},
+    "den": {**_ADAM, "growth": 0.01},
+    "apd": _ADAM,
+}
 _IMAGES = (24, 100, 125, 125)
 PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, "multitask": {"lr": 0.1}, **_GROWING}),

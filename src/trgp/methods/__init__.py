@@ -8,6 +8,7 @@ from ..imports import imported
 from .agem import AGEM
 from .apd import APD
 from .base import About, Batch, Factors, Grads, Method, Params, Rate, Report, sgd
+from .den import DEN
 from .er import ER
 from .ewc import EWC
 from .finetune import Finetune
@@ -45,6 +46,7 @@ METHODS: Mapping[str, type[Method]] = {
     "er": ER,
     "lwf": LwF,
     "pnn": PNN,
+    "den": DEN,
     "apd": APD,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,

@@ -41,7 +41,7 @@ class APD(Method):
 
     about: ClassVar[About] = About(
         family="growing",
-        stores="shared weights; a mask, sparse weights and a head a task",
+        stores="shared weights; a mask, sparse weights and a head per task",
         paper="Yoon et al., ICLR 2020",
         task_id_at_test=True,
         several_heads=True,

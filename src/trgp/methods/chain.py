@@ -122,7 +122,9 @@ def chain_of(network: "Network", method: str) -> Chain:
         )
     gates: list[Gate] = module.gates()  # type: ignore[operator]
     try:
-        return _chained(network, gates)
+        chain = _chained(network, gates)
+        _require_any_width(network, chain)
+        return chain
     except _NoChainError as error:
         raise ValueError(
             f"{method} widens chains of linear layers and convolutions, and "
@@ -162,6 +164,19 @@ def _chained(network: "Network", gates: Sequence[Gate]) -> Chain:
         if initial[f"{layer}.weight"].shape[1] % before:
             raise _NoChainError(f"{layer} does not see all units before it alike")
     return Chain(tuple(layers), units, initial, places)
+
+
+def _require_any_width(network: "Network", chain: Chain) -> None:
+    """Refuse a network that computes with its own widths alone."""
+    if network.example is None:
+        return
+    params = chain.drawn(chain.initial, [n + 1 for n in chain.units], 0)
+    network.module.eval()
+    try:
+        with torch.no_grad():
+            network(params, network.example, 0)
+    except Exception as error:  # a user's network can fail in any way
+        raise _NoChainError(f"with a unit more in every layer it fails ({error})") from error
 
 
 def _layer_of(module: nn.Module, gate: Gate) -> str:

@@ -45,11 +45,11 @@ ALPHA = 0.1  # the spread of the factors in the beginning
 
 @dataclass(frozen=True)
 class PNN(Method):
-    """A narrow network a task, which sees all old ones from the side."""
+    """A narrow network per task, which sees all old ones from the side."""
 
     about: ClassVar[About] = About(
         family="growing",
-        stores="a narrow network and adapters a task",
+        stores="a narrow network and adapters per task",
         paper="Rusu et al., 2016",
         task_id_at_test=True,
         several_heads=True,

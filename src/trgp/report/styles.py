@@ -27,6 +27,7 @@ METHODS = (
     "agem",
     "lwf",
     "pnn",
+    "den",
     "apd",
 )
 
