@@ -90,6 +90,7 @@ DIGITS: Mapping[str, Grid] = {
         "sigma": (0.05, 0.5),
         "growth": (0.02, 0.05),
     },
+    "rcl": {"lr": (0.001, 0.003, 0.01), "growth": (0.02, 0.05, 0.1)},
     "apd": {
         "lr": (0.001, 0.003, 0.01),
         "l1": (6e-4, 2e-3, 6e-3, 0.02),
@@ -288,6 +289,7 @@ SUPERCLASS = Search(
     {
         "pnn": {"lr": SUPERCLASS_RATES},
         "den": {"lr": (3e-4, 1e-3), "l1": (0.01, 0.03), "growth": (0.005, 0.01, 0.02)},
+        "rcl": {"lr": (3e-4, 1e-3), "growth": (0.025, 0.0375, 0.05)},
         "apd": {"lr": SUPERCLASS_RATES},
     },
     seeds=(100,),

@@ -27,7 +27,7 @@ from trgp.results.result import Result
 Samples = tuple[Tensor, Tensor]
 Make = Callable[[], nn.Module]
 CLASSES = 3
-CHAINS = ("pnn", "den")  # the methods that widen chains of layers, and no other network
+CHAINS = ("pnn", "den", "rcl")  # the methods that widen chains of layers, and no other network
 MEASURED = ("seconds", "peak_memory_bytes")  # what no two runs agree in
 
 
@@ -130,6 +130,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lwf": ("lwf", {}),
     "pnn": ("pnn", {"width": 0.5, "lr": 0.02}),
     "den": ("den", {"growth": 0.2, "phase_epochs": 2, "lr": 0.02}),
+    "rcl": ("rcl", {"growth": 0.3, "trials": 4, "per_round": 2, "trial_epochs": 2, "lr": 0.02}),
     "apd": ("apd", {"consolidate_every": 2, "lr": 0.02}),
 }
 

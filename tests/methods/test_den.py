@@ -24,7 +24,7 @@ from trgp.engine.train import train_step, trained_names
 from trgp.methods import Batch
 from trgp.methods.capacity import PUBLISHED, WHOLE
 from trgp.methods.den import ANCHOR, DEN, GROUPED
-from trgp.methods.growing import FREE, widened
+from trgp.methods.growing import FREE, widened, with_copies
 
 SHAPES: dict[Make, tuple[int, ...]] = {mlp_heads: (8,), ConvHeads: (3, 8, 8)}
 QUICK: dict[str, Any] = {"phase_epochs": 2}
@@ -234,7 +234,7 @@ def test_split_units_are_as_before_and_their_copies_as_they_became(make: Make) -
         ]
         most = sorted(range(widths[k]), key=lambda i: -far[i])[: method.more[k]]
         assert units[k] == sorted(most)
-    grown = method.with_copies(ctx, ctx.params, widths, units)
+    grown = with_copies(method.chain, ctx.params, before, units, method.weights(1))
     wider = [n + len(own) for n, own in zip(widths, units, strict=True)]
     opened = {n: method.chain.opened(n, grown[n], wider) for n in method.weights(1)}
     now = {n: method.chain.opened(n, ctx.params[n], widths) for n in method.weights(1)}
@@ -263,7 +263,8 @@ def test_a_split_of_the_last_layer_changes_no_logit_of_its_task() -> None:
     """Its copies alone are seen by the head."""
     method, ctx = in_second_task(mlp_heads, growth=0.3, sigma=0.1)
     expected = ctx.network(ctx.params, ctx.train.x, 1)
-    grown = method.with_copies(ctx, ctx.params, method.widths(ctx.state), [[], [1, 4, 8]])
+    before, units = ctx.state["network"], [[], [1, 4, 8]]
+    grown = with_copies(method.chain, ctx.params, before, units, method.weights(1))
     assert grown["layers.1.weight"].shape == (13, 12)
     assert_close(ctx.network(grown, ctx.train.x, 1), expected)
 
@@ -276,7 +277,7 @@ def test_restored_units_stay_restored_in_the_retraining() -> None:
     params, wider = method.split(ctx, dict(ctx.params), widths)
     assert wider[0] == widths[0] + len(units)
     assert torch.equal(params["layers.0.weight"][units], before["layers.0.weight"][units])
-    still = method.with_copies(ctx, ctx.params, widths, [units, []])
+    still = with_copies(method.chain, ctx.params, before, [units, []], method.weights(1))
     assert not torch.equal(params["layers.0.weight"][12:], still["layers.0.weight"][12:])
 
 

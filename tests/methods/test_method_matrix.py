@@ -59,9 +59,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "trgp": {"threshold": 0.9, "epsilon": 0.0},
     "pnn": {"width": 0.5},
     "den": {"growth": 0.2, "phase_epochs": 2},
+    "rcl": {"growth": 0.3, "trials": 3, "per_round": 2, "trial_epochs": 2},
 }
 # Those that learn by Adam, and the rate that fits it.
-ADAPTIVE = {"pnn": 0.02, "den": 0.02, "apd": 0.02}
+ADAPTIVE = {"pnn": 0.02, "den": 0.02, "rcl": 0.02, "apd": 0.02}
 PAIRS = [(method, network) for method in METHODS for network in NETWORKS]
 
 

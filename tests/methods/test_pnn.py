@@ -261,7 +261,7 @@ class Stiff(MLP):
 
 
 def test_a_network_of_one_width_is_refused_before_anything_is_learnt(tmp_path: Path) -> None:
-    for method in ("pnn", "den"):
+    for method in ("pnn", "den", "rcl"):
         with pytest.raises(InputError, match=f"{method} widens .* Stiff is none: with a unit more"):
             run(easy_tasks(2, 8), method, tmp_path / "runs", Stiff)
     assert not (tmp_path / "runs").exists()

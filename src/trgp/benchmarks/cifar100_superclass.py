@@ -24,6 +24,7 @@ PAPER = {
     "single": Published(61.00),
     "pnn": Published(50.76),
     "den": Published(51.10),
+    "rcl": Published(51.99),
     "apd": Published(56.81),
     "gpm": Published(57.72),
     "trgp": Published(58.25),
@@ -47,6 +48,7 @@ _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "batch": 100, "epochs": 20, "patience": 2
 _GROWING: dict[str, dict[str, Any]] = {
     "pnn": {**_ADAM, "width": 0.17},
     "den": {**_ADAM, "growth": 0.01},
+    "rcl": {**_ADAM, "growth": 0.0375, "trials": 50, "trial_epochs": 8},
     "apd": _ADAM,
 }
 _IMAGES = (24, 100, 125, 125)

@@ -59,6 +59,7 @@ _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "epochs": 50, "patience": 50}
 _GROWING: dict[str, dict[str, Any]] = {
     "pnn": {**_ADAM, "width": 0.17},
     "den": {**_ADAM, "growth": 0.02},
+    "rcl": {**_ADAM, "growth": 0.05},
     "apd": {**_ADAM, "l1": 4e-4},
 }
 _PAPER: dict[str, dict[str, Any]] = {"gpm": _GPM, "trgp": _TRGP, **_OTHERS, **_GROWING}

@@ -18,6 +18,7 @@ from .lwf import LwF
 from .multitask import Multitask
 from .owm import OWM
 from .pnn import PNN
+from .rcl import RCL
 from .single import Single
 from .trgp import TRGPMethod
 
@@ -47,6 +48,7 @@ METHODS: Mapping[str, type[Method]] = {
     "lwf": LwF,
     "pnn": PNN,
     "den": DEN,
+    "rcl": RCL,
     "apd": APD,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,

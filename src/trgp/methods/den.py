@@ -28,9 +28,8 @@ from ..models.gates import HEADS
 from ..options import check_count, check_number
 from ..tree import State, level, tensors
 from .base import About, Batch, Grads, Params, Rate
-from .chain import Widths
 from .children import Child
-from .growing import FREE, Growing, block, widened
+from .growing import FREE, Growing, block, widened, with_copies
 
 if TYPE_CHECKING:
     from ..engine.context import Context
@@ -94,10 +93,12 @@ class DEN(Growing):
     ) -> tuple[dict[str, Tensor], State]:
         new, changes = super().step(params, grads, state, batch, lr)
         for name, strength in tensors(level(state, SPARSE)).items():
-            new[name] = F.relu(new[name].abs() - lr * strength) * new[name].sign()
+            # Expanded: a rate that lies on the device times a number there has other digits.
+            threshold = lr * strength.expand_as(new[name])
+            new[name] = F.relu(new[name].abs() - threshold) * new[name].sign()
         for name, rows in tensors(level(state, GROUPED)).items():
             length = new[name].flatten(1).norm(dim=1).clamp(min=1e-30)
-            kept = 1 - rows * (lr * self.group / length).clamp(max=1)
+            kept = 1 - (lr * self.group * rows / length).clamp(max=1)
             new[name] = new[name] * kept.view(-1, *[1] * (new[name].dim() - 1))
         return new, changes
 
@@ -194,7 +195,7 @@ class DEN(Growing):
         if not any(moved):
             return params, widths
         wider = [n + len(units) for n, units in zip(widths, moved, strict=True)]
-        grown = self.with_copies(ctx, params, widths, moved)
+        grown = with_copies(self.chain, params, before, moved, self.weights(ctx.task))
         selected = tensors(level(ctx.state, FREE))
         free = {}
         for name, units in zip(self.chain.weights, moved, strict=True):
@@ -214,33 +215,3 @@ class DEN(Growing):
         far = (params[name][block(old.shape)] - old).flatten(1).norm(dim=1)
         order = far.argsort(descending=True, stable=True)[: self.more[place]].tolist()
         return sorted(i for i in order if float(far[i]) > self.sigma)
-
-    def with_copies(
-        self, ctx: "Context", params: Params, widths: Widths, moved: list[list[int]]
-    ) -> dict[str, Tensor]:
-        """Split units as they were, their copies after all others.
-
-        Where both ends of a weight are of this task, it comes from the copy in place of the unit:
-        in rows of copies, of units born in this task, and of the head.
-        """
-        chain, before = self.chain, tensors(level(ctx.state, "network"))
-        every = [[*range(n), *units] for n, units in zip(widths, moved, strict=True)]
-        grown = chain.chosen(params, widths, every)
-        wider = [len(units) for units in every]
-        for name in self.weights(ctx.task):
-            place = chain.places[name]
-            W = chain.opened(name, grown[name], wider).clone()
-            head = name not in before
-            units = [] if place == 0 else moved[place - 1]
-            if place:
-                n = widths[place - 1]
-                born = 0 if head else len(before[name])
-                W[:born, n:] = 0  # old units see split units alone
-                W[born:, units] = 0  # new ones their copies
-            if not head:
-                old = before[name]
-                back = chain.opened(name, old, self.widths(ctx.state))
-                W[moved[place]] = 0
-                W[moved[place], : back.shape[1]] = back[moved[place]]
-            grown[name] = W.reshape(grown[name].shape)
-        return grown

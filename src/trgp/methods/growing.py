@@ -4,7 +4,7 @@ New units come after the old ones, so what a task computes with is the first uni
 as many as there were when it had been learnt. Biases, norm layers and the head are a task's own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -121,6 +121,42 @@ def widened(
         fresh[name] = torch.ones_like(grown[name])
         fresh[name][old] = 0
     return grown, fresh
+
+
+def with_copies(
+    chain: Chain,
+    params: Params,
+    before: Params,
+    moved: Sequence[Sequence[int]],
+    weights: Sequence[str],
+) -> dict[str, Tensor]:
+    """Some units of every layer as they were before the task, and copies of them after all others.
+
+    Where both ends of a weight are of this task, it comes from the copy in place of the unit: in
+    rows of copies, of units born in this task, and of the head.
+
+    Args:
+        before: the layers' weights when the task began, with the units there were.
+        moved: the units of every layer that are split.
+        weights: the names of all weights that the task computes with, the head's last.
+    """
+    widths, old_widths = ([len(own[n]) for n in chain.weights] for own in (params, before))
+    every = [[*range(n), *units] for n, units in zip(widths, moved, strict=True)]
+    grown = chain.chosen(params, widths, every)
+    wider = [len(units) for units in every]
+    for name in weights:
+        place, old = chain.places[name], before.get(name)
+        W = chain.opened(name, grown[name], wider).clone()
+        if place:
+            born = 0 if old is None else len(old)
+            W[:born, widths[place - 1] :] = 0  # old units see split units alone
+            W[born:, list(moved[place - 1])] = 0  # new ones their copies
+        if old is not None:
+            units, back = list(moved[place]), chain.opened(name, old, old_widths)
+            W[units] = 0
+            W[units, : back.shape[1]] = back[units]
+        grown[name] = W.reshape(grown[name].shape)
+    return grown
 
 
 def block(shape: Iterable[int]) -> tuple[slice, ...]:

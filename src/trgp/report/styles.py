@@ -28,6 +28,7 @@ METHODS = (
     "lwf",
     "pnn",
     "den",
+    "rcl",
     "apd",
 )
 

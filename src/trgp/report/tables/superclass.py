@@ -38,8 +38,6 @@ NOTE = (
     "all: everything that old tasks are evaluated with or protected by."
 )
 
-NO_METHOD = Cell("not run", note="this package has no such method")
-
 
 def superclass(found: Sequence[Results]) -> Table:
     """Those that are as their preset has them, and the paper's that are not run."""
@@ -107,12 +105,11 @@ def _papers_capacity(method: str) -> Cell:
 def _not_run(found: Sequence[Results]) -> Iterator[Row]:
     for method, paper in PAPER[NAME].items():
         if not was_run(found, NAME, method):
-            here = cells.not_run(NAME, method) if method in METHODS else NO_METHOD
             made = (
                 cells.text(method),
                 cells.text("paper"),
                 cells.EMPTY,
-                here,
+                cells.not_run(NAME, method),
                 cells.percent(paper.acc, paper.std),
                 cells.EMPTY,
                 cells.EMPTY,
