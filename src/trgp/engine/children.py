@@ -35,14 +35,14 @@ def train_children(
         epochs: at most; with a patience the weights of the best validation loss are returned.
         purpose: what the order of samples is drawn by, beside the run's seed and the task.
     """
-    nursery = _Nursery(ctx, epochs, purpose)
+    trainer = _Trainer(ctx, epochs, purpose)
     try:
-        return [nursery.train(child) for child in children]
+        return [trainer.train(child) for child in children]
     finally:
-        nursery.forget()
+        trainer.forget()
 
 
-class _Nursery:
+class _Trainer:
     """The captured steps and the evaluation that the children of one call share."""
 
     def __init__(self, ctx: "Context", epochs: int, purpose: str) -> None:

@@ -52,6 +52,7 @@ class DEN(Growing):
         holds_network=True,
     )
     consumes: ClassVar[bool] = True
+    name: ClassVar[str] = "den"
 
     l1: float = 0.01
     """Weight of the sum of all |w|, in the first task and in a new head's selection."""

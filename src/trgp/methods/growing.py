@@ -35,6 +35,8 @@ class Growing(Method):
     consumes: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = (ADAM,)
 
+    name: ClassVar[str]
+
     decay: float = 1e-4
     """Weight of half the squares of the weights that may move."""
 
@@ -44,10 +46,10 @@ class Growing(Method):
 
     @cached_property
     def chain(self) -> Chain:
-        return chain_of(self.network, type(self).__name__.lower())
+        return chain_of(self.network, self.name)
 
     def check(self) -> None:
-        assert self.chain
+        chain_of(self.network, self.name)  # which refuses what is none
 
     def stackable(self) -> bool:
         """Every seed has widths of its own."""

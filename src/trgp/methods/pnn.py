@@ -77,7 +77,7 @@ class PNN(Method):
         return [max(1, round(self.width * units)) for units in self.chain.units]
 
     def check(self) -> None:
-        assert self.chain
+        chain_of(self.network, "pnn")  # which refuses what is none
 
     def stackable(self) -> bool:
         """A step is made of as many columns as there are tasks."""

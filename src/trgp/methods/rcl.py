@@ -44,6 +44,7 @@ class RCL(Growing):
         holds_network=True,
     )
     consumes: ClassVar[bool] = True
+    name: ClassVar[str] = "rcl"
     moving: ClassVar[tuple[str, ...]] = (ADAM, FREE)
     """Masks stay as they are, but children that share a captured step differ in them."""
 
