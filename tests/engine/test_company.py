@@ -81,7 +81,7 @@ def test_captured_steps_end_with_the_bits_of_eager_ones(
 
     monkeypatch.setattr(replay, "OFTEN", 1)
     monkeypatch.setattr(replay, "taped", taped)
-    options = STACKABLE.get(method, {"memory_size": 20})
+    options = STACKABLE.get(method, {"memory_size": 20} if method == "agem" else {})
     found = [
         company(
             some_tasks(3), method, tmp_path / str(captured), with_heads, [4],

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trgp.data import Tensors
 from trgp.engine.context import Context
 from trgp.engine.network import Network
+from trgp.gates import HEADS, Gate
 from trgp.methods import Batch, Method, Params
 from trgp.methods.agem import AGEM
 from trgp.methods.er import ER
@@ -19,7 +20,6 @@ from trgp.methods.hat import HAT, OWN
 from trgp.methods.lwf import LwF
 from trgp.methods.owm import OWM
 from trgp.models import MLP, ResNet18
-from trgp.models.gates import HEADS, Gate
 from trgp.types import State
 
 M = TypeVar("M", bound=Method)

@@ -31,10 +31,10 @@ import trgp.models
 from trgp.engine.errors import InputError
 from trgp.engine.network import Network
 from trgp.engine.train import train_step
+from trgp.gates import HEADS, Gate
 from trgp.methods import Batch
 from trgp.methods.hat import HAT, OWN
 from trgp.models import MLP, AlexNet, LeNet
-from trgp.models.gates import HEADS, Gate
 
 UNDECIDED = "share of gates between 0.05 and 0.95"
 

@@ -76,6 +76,10 @@ _SPLIT: dict[str, dict[str, Any]] = {
     "agem": {"lr": 0.2, "memory_size": 50},
     "er": {"lr": 0.4, "memory_size": 50},
     "lwf": {"lr": 0.2, "strength": 0.5},
+    "pnn": {"lr": 0.01, "width": 0.17},
+    "den": {"lr": 0.01, "l1": 0.1, "sigma": 0.05, "growth": 0.02},
+    "rcl": {"lr": 0.01, "growth": 0.1},
+    "apd": {"lr": 0.01, "l1": 6e-4, "consolidate_every": 2},
 }
 SPLIT_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _SPLIT_GPM, "trgp": _SPLIT_TRGP, **_SPLIT}),

@@ -5,7 +5,7 @@ What runs in every step (`loss`, `step`, `weights_for`) is pure functions of exp
 depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -63,6 +63,8 @@ class Network(Protocol):
     names: frozenset[str]
     nbytes: int
     weights: int
+    example: Tensor | None
+    """Some samples, once the tasks have been seen."""
 
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
@@ -91,6 +93,26 @@ class Samples(Protocol):
     @property
     def scale(self) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation that pixels are normalised by; None of samples as floats."""
+
+
+class Child(NamedTuple):
+    """A network to train: where it starts, and the method whose loss and step train it.
+
+    Its tensors may have other shapes than the benchmark's network, as long as they fit each other.
+    """
+
+    method: "Method"
+    params: Params
+    state: State
+
+
+class TrainedChild(NamedTuple):
+    """A child after its epochs, with its loss and accuracy on the task's validation samples."""
+
+    params: Params
+    state: State
+    loss: float
+    accuracy: float
 
 
 class Context(Protocol):
@@ -133,6 +155,14 @@ class Context(Protocol):
     def gradients(self, method: "Method", batch: Batch) -> Grads:
         """Of the loss at `params`, without dropout and in full precision."""
 
+    def train_children(
+        self, children: Sequence[Child], epochs: int, purpose: str
+    ) -> list[TrainedChild]:
+        """Children trained on the task's samples as the task itself is, for so many epochs at most.
+
+        Each comes back with its loss and accuracy on the task's validation samples.
+        """
+
     def initial_params(self) -> Params:
         """A network freshly initialised for this task."""
 
@@ -150,6 +180,8 @@ class About:
     """Whether it needs a head for every task."""
     joint: bool = False
     """Whether all tasks are learnt at once, not one after another."""
+    holds_network: bool = False
+    """Whether its state holds all that is kept in the end, the network's weights among it."""
 
 
 @dataclass(frozen=True)

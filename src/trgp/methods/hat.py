@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..draws import seed_of
-from ..models.gates import HEADS, Gate
+from ..gates import HEADS, Gate
 from ..options import check_number
 from ..tree import level, put, tensors
 from ..types import Params, Rate, State

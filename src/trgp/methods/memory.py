@@ -17,7 +17,7 @@ Examples = dict[str, Tensor]  # x (size, ...), y (size,), head (size,)
 SCALE = "scale"  # the level of the state where mean and std lie, each (heads, channels, 1, 1)
 
 
-def with_scale(ctx: "Context") -> State:
+def with_scale(ctx: Context) -> State:
     """The state with what the task's pixels are normalised by; as it is where they are floats."""
     scale = ctx.train.scale
     if scale is None:

@@ -84,7 +84,7 @@ class OWM(Layerwise):
         end = ends[list(self.layers).index(name)] if ends else self.alpha_end
         return self.alpha * (end / self.alpha) ** progress
 
-    def begin_task(self, ctx: "Context") -> tuple[Params, State]:
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
         if self.narrowing == "task" or level(ctx.state, "projectors"):
             return ctx.params, ctx.state
         whole = {
