@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from trgp.core.guard import with_coordinates
+from trgp.task import TaskRecord
 
 import trgp
 from trgp.core import native
-from trgp.core.guard import with_coordinates
 from trgp.core.subspace import Memory, columns_of
-from trgp.task import TaskRecord
 
 LR = 0.01
 OLD_TASKS = 2

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import trgp
 from trgp import benchmarks
 from trgp.benchmarks import Task
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine.batches import Part, epoch_batches
 from trgp.engine.config import configure, defaults

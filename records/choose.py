@@ -27,10 +27,10 @@ from trgp.engine.config import configure
 from trgp.engine.machine import resolve
 from trgp.engine.pool import cores
 from trgp.engine.sweep import Place, carry_out, plan
+from trgp.engine.sweeps import Cell
 from trgp.files import write_text
 from trgp.methods import find
 from trgp.results.result import Result
-from trgp.sweeps import Cell
 
 Score = dict[str, Any]
 

@@ -18,10 +18,10 @@ ROOMS = {
     "core": "core",
     "learner": "learner",
     "methods": "methods",
-    "benchmarks": "benchmarks data models",
+    "benchmarks": "benchmarks",
     "results": "results",
-    "engine": "engine sweeps",
-    "fast": "kernels",
+    "engine": "engine",
+    "fast": "fast",
     "report": "report",
     "cli": "cli __main__",
     "trgp": "trgp",
@@ -35,15 +35,15 @@ MAY_IMPORT = {
     "benchmarks": "",
     "results": "",
     "engine": "core methods benchmarks results",
-    "fast": "core methods models engine",
+    "fast": "core methods benchmarks.models engine",
     "report": "methods benchmarks results engine",
     "cli": "methods benchmarks results engine report",
     "trgp": "learner engine.run",
 }
 # What still breaks the contract or closes a cycle. Take edges away from here; add none.
 BREAKING = """
-core.products -> kernels
-engine.network -> kernels
+core.products -> fast.kernels
+engine.network -> fast.kernels
 results.render -> benchmarks
 results.render -> benchmarks.common
 """

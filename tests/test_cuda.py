@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import trgp
 from trgp import GPM, TRGP
+from trgp.benchmarks.models import AlexNet
 from trgp.core.decompositions import cholesky, eigh, qr
 from trgp.engine import captured
 from trgp.engine.errors import Interrupted
@@ -33,7 +34,6 @@ from trgp.engine.evaluate import Evaluation
 from trgp.engine.events import EpochFinished, Event, RunStarted
 from trgp.engine.machine import repeatable
 from trgp.methods import METHODS
-from trgp.models import AlexNet
 from trgp.results.phases import PHASES
 from trgp.results.result import Result
 

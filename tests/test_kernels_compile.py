@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trgp.kernels import batch_norm, convolution, few_rows, few_terms, parts
+from trgp.fast.kernels import batch_norm, convolution, few_rows, few_terms, parts
 
 pytestmark = pytest.mark.slow
 

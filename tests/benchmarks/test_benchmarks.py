@@ -15,7 +15,7 @@ from trgp import data
 from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, entry, load
 from trgp.benchmarks.cifar100_superclass import ORDERS, scramble
 from trgp.benchmarks.common import Request, shuffled
-from trgp.data import NORMALISATION, ImageSet, Tensors
+from trgp.benchmarks.data import NORMALISATION, ImageSet, Tensors
 from trgp.engine.config import configure
 
 RECORDS = Path(__file__).parents[2] / "records"

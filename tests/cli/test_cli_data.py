@@ -7,8 +7,8 @@ import pytest
 from cli_calls import Trgp
 from PIL import Image
 
-from trgp.data import SOURCES, Remote, Source, load
-from trgp.data.folders import Size, images_in
+from trgp.benchmarks.data import SOURCES, Remote, Source, load
+from trgp.benchmarks.data.folders import Size, images_in
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from trgp.cli.sweep import typed
 from trgp.engine import sweep
 from trgp.engine.config import configure, defaults
 from trgp.engine.sweep import Ended, Place
+from trgp.engine.sweeps import SWEEPS, Cell, cells
 from trgp.results.store import find, read_result
-from trgp.sweeps import SWEEPS, Cell, cells
 
 TRGP = (sys.executable, "-m", "trgp")
 SMALL = """

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trgp.data import load, prepare, save
-from trgp.data.folders import TEST, VAL, Size, images_in
+from trgp.benchmarks.data import load, prepare, save
+from trgp.benchmarks.data.folders import TEST, VAL, Size, images_in
 
 SMALL = Size(classes=4, each=12, side=8)
 # By name out of the lists' order: one of train, one of val, two of test.

@@ -21,8 +21,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trgp.data import SOURCES, Remote, Source, as_rgb32, formats, load, prepare, to_tensors
-from trgp.data import download as download_module
+from trgp.benchmarks.data import (
+    SOURCES,
+    Remote,
+    Source,
+    as_rgb32,
+    formats,
+    load,
+    prepare,
+    to_tensors,
+)
+from trgp.benchmarks.data import download as download_module
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_packs = pytest.mark.skipif(

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trgp.data import store
-from trgp.data.store import data_root, load, save
+from trgp.benchmarks.data import store
+from trgp.benchmarks.data.store import data_root, load, save
 
 Arrays = dict[str, Any]
 

@@ -28,7 +28,7 @@ from small_runs import CLASSES, Conv, Make, result_files, some_tasks
 from torch import Tensor, nn
 
 import trgp
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine import captured, checkpoint, learning, replay, tape
 from trgp.engine.context import Context

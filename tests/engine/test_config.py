@@ -18,13 +18,13 @@ from torch import nn
 
 import trgp
 from trgp.benchmarks import NAMES, entry
+from trgp.benchmarks.models import ResNet18
 from trgp.engine.config import Training, configure
 from trgp.engine.errors import InputError
 from trgp.engine.events import Event
 from trgp.engine.run import check_seeds
 from trgp.methods import METHODS
 from trgp.methods.trgp import TRGPMethod
-from trgp.models import ResNet18
 from trgp.results.store import run_folder
 
 PAIRS = [(name, method) for name in NAMES for method in METHODS]

@@ -29,10 +29,10 @@ from helpers import mlp
 from small_runs import CLASSES, Make, some_tasks
 from torch import Tensor, nn
 
+from trgp.benchmarks.data import Tensors
 from trgp.core import native
 from trgp.core.branches import side_by_side
 from trgp.core.literal import effective_weight
-from trgp.data import Tensors
 from trgp.engine import captured, learning
 from trgp.engine.batches import Part
 from trgp.engine.company import Stack, stacks_well

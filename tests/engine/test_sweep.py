@@ -21,10 +21,10 @@ from trgp.engine.config import configure
 from trgp.engine.pool import forget_peak, in_processes
 from trgp.engine.run import run
 from trgp.engine.sweep import CPU, Place, carry_out, companies, plan, together
+from trgp.engine.sweeps import SWEEPS, Cell, Grid, cells
 from trgp.methods import METHODS, About
 from trgp.methods.finetune import Finetune
 from trgp.results.store import read_result
-from trgp.sweeps import SWEEPS, Cell, Grid, cells
 
 NEEDY = f"{__name__}:Needy"
 SICK = """

@@ -8,7 +8,8 @@ from helpers import mlp
 from small_runs import CLASSES, End, Make, Samples, Watched
 from torch import Tensor, nn
 
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
+from trgp.benchmarks.models import MLP, ResNet18
 from trgp.engine.context import Context
 from trgp.engine.network import Network
 from trgp.gates import HEADS, Gate
@@ -19,7 +20,6 @@ from trgp.methods.ewc import EWC
 from trgp.methods.hat import HAT, OWN
 from trgp.methods.lwf import LwF
 from trgp.methods.owm import OWM
-from trgp.models import MLP, ResNet18
 from trgp.types import State
 
 M = TypeVar("M", bound=Method)

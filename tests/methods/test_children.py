@@ -9,7 +9,7 @@ from helpers import assert_close
 from method_parts import ConvHeads, bound, context, easy_tasks, mlp_heads
 from small_runs import Make
 
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine.batches import Part
 from trgp.engine.config import Training

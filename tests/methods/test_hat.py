@@ -27,14 +27,14 @@ from method_parts import (
 from small_runs import CLASSES, Conv, Gated, Heads, Make, run, some_tasks, watched
 from torch import Tensor, nn
 
-import trgp.models
+import trgp.benchmarks.models
+from trgp.benchmarks.models import MLP, AlexNet, LeNet
 from trgp.engine.errors import InputError
 from trgp.engine.network import Network
 from trgp.engine.train import train_step
 from trgp.gates import HEADS, Gate
 from trgp.methods import Batch
 from trgp.methods.hat import HAT, OWN
-from trgp.models import MLP, AlexNet, LeNet
 
 UNDECIDED = "share of gates between 0.05 and 0.95"
 
@@ -197,9 +197,9 @@ def test_only_weights_between_open_units_count(name: str) -> None:
     assert (without - then).abs().max() > 0.1 * then.abs().max()
 
 
-@pytest.mark.parametrize("name", trgp.models.__all__)
+@pytest.mark.parametrize("name", trgp.benchmarks.models.__all__)
 def test_gates_of_every_network_name_its_layers_and_their_units(name: str) -> None:
-    kind = getattr(trgp.models, name)
+    kind = getattr(trgp.benchmarks.models, name)
     module = kind(filters=4) if name == "ResNet18" else kind()
     modules = dict(module.named_modules())
     gates = module.gates()
@@ -461,7 +461,7 @@ def test_a_network_that_does_not_name_its_units_is_refused_in_a_sentence(tmp_pat
         run(some_tasks(2), "hat", tmp_path / "runs", Heads)
     assert str(caught.value) == (
         "Heads does not say where its units are, which hat needs; give it a method gates(), as "
-        "the networks in trgp.models have."
+        "the networks in trgp.benchmarks.models have."
     )
     assert not (tmp_path / "runs").exists()
 

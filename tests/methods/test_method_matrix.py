@@ -26,7 +26,7 @@ from small_runs import CHAINS, ENDS, End, Make, measured_apart, run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.engine.batches import Part
 from trgp.engine.errors import InputError
 from trgp.engine.events import EpochFinished, Event

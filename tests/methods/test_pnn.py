@@ -19,13 +19,13 @@ from method_parts import (
 from small_runs import Gated, Make, Watched, run, watched
 from torch import Tensor, nn
 
+from trgp.benchmarks.models import MLP, AlexNet, LeNet
 from trgp.engine.errors import InputError
 from trgp.engine.train import train_step, trained_names
 from trgp.methods import Batch
 from trgp.methods.capacity import PUBLISHED, WHOLE
 from trgp.methods.chain import chain_of
 from trgp.methods.pnn import COLUMN, LATERAL, PNN
-from trgp.models import MLP, AlexNet, LeNet
 
 Columns = list[dict[str, Tensor]]
 

@@ -10,7 +10,7 @@ from method_parts import ConvHeads
 from small_runs import CLASSES, Make, run
 from torch import Tensor, nn
 
-from trgp.data import NORMALISATION, Normalisation, Tensors
+from trgp.benchmarks.data import NORMALISATION, Normalisation, Tensors
 from trgp.engine.batches import Part
 from trgp.engine.context import Context
 from trgp.engine.network import Network

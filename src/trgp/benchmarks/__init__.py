@@ -130,7 +130,7 @@ def load(
     are none of its business: torch's own random state decides them.
 
     name: one of NAMES, or the path of an npz file.
-    root: the folder of the image sets, as for `trgp.data.load`.
+    root: the folder of the image sets, as for `trgp.benchmarks.data.load`.
     options: `tasks`, only so many, from the first on (the network then has fewer heads, if they
         are separate); `model`, another network as module:Class; and the quirks of the published
         data, off unless given: `mnist_for_fashion` and `fixed_split` for five-datasets,

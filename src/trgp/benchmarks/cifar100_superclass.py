@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data import Tensors, to_tensors
-from ..models import LeNet
 from . import common
 from .common import GPM_QUIRKS, TRGP_QUIRKS, Benchmark, Preset, Published, Request, class_tasks
+from .data import Tensors, to_tensors
+from .models import LeNet
 
 TASKS = 20
 ORDERS = {

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import Tensors
-from ..models import MLP
 from .common import (
     GPM_QUIRKS,
     TRGP_QUIRKS,
@@ -21,6 +19,8 @@ from .common import (
     permuted_tasks,
     shuffled,
 )
+from .data import Tensors
+from .models import MLP
 
 PERMUTED_TASKS, SPLIT_TASKS = 10, 5
 FILE = "datasets/data/digits.csv.gz"  # in scikit-learn's folder

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from ..data import NORMALISATION, to_tensors
-from ..models import AlexNet
 from .common import (
     GPM_QUIRKS,
     TRGP_QUIRKS,
@@ -14,6 +12,8 @@ from .common import (
     Request,
     class_tasks,
 )
+from .data import NORMALISATION, to_tensors
+from .models import AlexNet
 
 TASKS = 10
 PAPER = {

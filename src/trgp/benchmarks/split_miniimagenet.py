@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..data import NORMALISATION, to_tensors
-from ..models import ResNet18
 from . import common
 from .common import (
     GPM_QUIRKS,
@@ -16,7 +14,9 @@ from .common import (
     class_tasks,
     shuffled,
 )
+from .data import NORMALISATION, to_tensors
 from .five_datasets import IMAGES
+from .models import ResNet18
 
 TASKS = 20
 PUBLISHED_SEED = 37  # of the published code, which does not run with another

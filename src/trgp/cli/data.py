@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from tyro.conf import Positional, arg
 
-from ..data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
+from ..benchmarks.data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
 from ..engine.errors import InputError, Interrupted, RunError
 from ..lookup import meant
 from ..results.layout import NONE, plain, stacked, table

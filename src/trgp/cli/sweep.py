@@ -17,11 +17,11 @@ from ..engine.machine import resolve
 from ..engine.pool import cores
 from ..engine.run import MOST_TOGETHER, TOGETHER
 from ..engine.sweep import Ended, Place, Plan, carry_out, plan, together
+from ..engine.sweeps import SWEEPS, Cell, Grid, cells, read
 from ..lookup import meant
 from ..options import check_count
 from ..results import render
 from ..results.layout import NONE, plain, settings, shown, table
-from ..sweeps import SWEEPS, Cell, Grid, cells, read
 from .parsing import parse
 from .run import Flag
 from .screen import show, tell

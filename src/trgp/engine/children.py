@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ..data import Tensors
+from ..benchmarks.data import Tensors
 from ..draws import seed_of
 from ..methods.base import Child, TrainedChild
 from ..tree import leaves

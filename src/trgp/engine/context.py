@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..data import Tensors
+from ..benchmarks.data import Tensors
 from ..draws import order
 from ..methods.base import Batch, Child, Grads, Method, Network, TrainedChild
 from ..types import Params, State

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from ..benchmarks import Task
 from ..draws import seed_of
-from ..kernels import own_kernels
+from ..fast.kernels import own_kernels
 from ..methods.base import BENT, GATE
 from ..types import Params
 

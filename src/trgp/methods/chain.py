@@ -115,7 +115,7 @@ def chain_of(network: Network, method: str) -> Chain:
     if not hasattr(module, "gates"):
         raise ValueError(
             f"{type(module).__name__} does not say where its units are, which {method} needs; give "
-            "it a method gates(), as the networks in trgp.models have."
+            "it a method gates(), as the networks in trgp.benchmarks.models have."
         )
     gates: list[Gate] = module.gates()  # type: ignore[operator]
     try:
@@ -126,7 +126,7 @@ def chain_of(network: Network, method: str) -> Chain:
         raise ValueError(
             f"{method} widens chains of linear layers and convolutions, and "
             f"{type(module).__name__} is none: {error}. Take an MLP, LeNet or AlexNet of "
-            "trgp.models, or a chain of your own."
+            "trgp.benchmarks.models, or a chain of your own."
         ) from None
 
 

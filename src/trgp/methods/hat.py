@@ -62,7 +62,7 @@ class HAT(Method):
         if not hasattr(self.network.module, "gates"):
             raise ValueError(
                 f"{type(self.network.module).__name__} does not say where its units are, which hat "
-                "needs; give it a method gates(), as the networks in trgp.models have."
+                "needs; give it a method gates(), as the networks in trgp.benchmarks.models have."
             )
         if not self.gates:
             raise ValueError(

@@ -5,8 +5,8 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..gates import HEADS, Gate
-from ..options import check_count
+from ...gates import HEADS, Gate
+from ...options import check_count
 from .parts import norm_relu
 
 

@@ -1,6 +1,6 @@
 """Sweeps: which cells they are made of, by a name or by a user's file."""
 
-from ..engine.sweep_grid import Cell, Grid, cells
+from ..sweep_grid import Cell, Grid, cells
 from .file import read
 from .lists import SWEEPS
 

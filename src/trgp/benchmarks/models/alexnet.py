@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from ..gates import HEADS, Gate
-from ..options import check_count
+from ...gates import HEADS, Gate
+from ...options import check_count
 from .parts import norm_relu
 
 

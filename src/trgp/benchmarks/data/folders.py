@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types import PathLike
+from ...types import PathLike
 from . import store
 from .download import Progress
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
-from ..models import lenet, parts
+from ...benchmarks.models import lenet, parts
 from .batch_norm import batch_norm
 from .convolution import convolution
 from .few_rows import fits, linear

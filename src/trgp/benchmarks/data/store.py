@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import whole
-from ..types import PathLike
+from ...files import whole
+from ...types import PathLike
 
 SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "notmnist", "miniimagenet")
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..engine.config import configure
-from ..engine.sweep_grid import Grid
-from ..methods import METHODS
+from ...methods import METHODS
+from ..config import configure
+from ..sweep_grid import Grid
 
 BOTH = ("pmnist", "split-cifar100")  # where the paper compares most methods
 # No quirk: it changes figures only where BatchNorm uses the batch at hand, and there the presets

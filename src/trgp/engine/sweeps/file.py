@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..engine.sweep_grid import ONE_HEAD_ONLY, Grid
-from ..lookup import meant
-from ..types import PathLike
+from ...lookup import meant
+from ...types import PathLike
+from ..sweep_grid import ONE_HEAD_ONLY, Grid
 
 KEYS = ("benchmarks", "methods", "presets", "seeds", "options", "cells")
 Table = Mapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ..gates import HEADS, Gate
-from ..options import check_count
+from ...gates import HEADS, Gate
+from ...options import check_count
 
 
 class MLP(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..pixels import floats_of
+from ...pixels import floats_of
 from .store import Images, Labels
 
 

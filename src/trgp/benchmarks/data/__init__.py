@@ -1,13 +1,7 @@
 """Where images come from: the store on disk, the public sources, and batches on the device."""
 
 from .catalogue import BENCHMARKS, Catalogue, present
-from .images import (
-    NORMALISATION,
-    Normalisation,
-    Tensors,
-    as_rgb32,
-    to_tensors,
-)
+from .images import NORMALISATION, Normalisation, Tensors, as_rgb32, to_tensors
 from .prepare import prepare
 from .sources import SOURCES, Remote, Source
 from .store import SETS, ImageSet, data_root, load, save

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..lookup import meant
-from ..types import PathLike
+from ...lookup import meant
+from ...types import PathLike
 from . import store
 from .download import Progress, fetch
 from .folders import images_in

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..types import PathLike
+from ...types import PathLike
 from .store import SETS, data_root
 
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ..gates import HEADS, Gate
-from ..options import check_count
+from ...gates import HEADS, Gate
+from ...options import check_count
 
 SIZE, ALPHA, BETA, K = 4, 0.001 / 9, 0.75, 1  # of the local response norm
 
