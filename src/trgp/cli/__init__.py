@@ -70,7 +70,7 @@ def _dispatch(argv: Sequence[str]) -> None:
         case ["-h" | "--help", *_]:
             print(HELP, end="")
         case ["--version", *_]:
-            from ..types import VERSION
+            from ..types import VERSION  # with torch, which takes a second
 
             print(f"trgp {VERSION}")
         case [name, *rest] if name in COMMANDS:
@@ -102,7 +102,7 @@ def _end(_: int, __: FrameType | None) -> NoReturn:
 
 
 def _said(message: object, code: int) -> int:
-    from .screen import tell
+    from .screen import tell  # not before Ctrl-C is looked after: it imports much
 
     tell(message)
     return code

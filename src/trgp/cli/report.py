@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("\ntrgp: ".join(found.problems or [none]))
     for problem in found.problems:
         tell(problem)
-    from ..report.page import page
+    from ..report.page import page  # its scripts are read with it, which no other command needs
 
     report = build(found)
     draw = _drawing()

@@ -117,7 +117,7 @@ class Member:
                 self._steps = None
             gradients: Gradients = loss_and_gradients
             if self._compiled:
-                from .compiled import Compiler
+                from .compiled import Compiler  # which imports torch's: seconds, and rarely needed
 
                 gradients = Compiler(work.epoch.batch_size)
             self._steps = CapturedTask(self.method, [work], gradients=gradients)
