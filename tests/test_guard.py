@@ -87,7 +87,7 @@ def learnt(cls: type[GPM], **options: Any) -> GPM:
 
 def weights(learner: GPM) -> dict[str, Tensor]:
     """Every protected layer's shared weight, with its bias, as (g, o, n)."""
-    return {name: layer.matrix().clone() for name, layer in learner._plan.layers.items()}
+    return {name: layer.matrix().clone() for name, layer in layers(learner).items()}
 
 
 def without_guard(model: nn.Module, optimizer: Optimizer) -> dict[int, Tensor]:
@@ -119,8 +119,8 @@ def test_no_update_enters_the_protected_space(cls: type[GPM], name: str) -> None
         free = without_guard(learner.model, optimizer)
         optimizer.step()
         after = weights(learner)
-        for key, layer in learner._plan.layers.items():
-            M = learner._memory[key].M
+        for key, layer in layers(learner).items():
+            M = memories(learner)[key].M
             unprojected = layer.pack([free[id(p)] for p in layer.params]) - before[key]
             update = after[key] - before[key]
             assert (update @ M).norm() <= 1e-9 * unprojected.norm()
@@ -140,8 +140,8 @@ def test_sgd_moves_by_its_own_update_less_the_protected_part(name: str) -> None:
         before = weights(learner)
         free = without_guard(learner.model, optimizer)
         optimizer.step()
-        for key, layer in learner._plan.layers.items():
-            M = learner._memory[key].M
+        for key, layer in layers(learner).items():
+            M = memories(learner)[key].M
             U = layer.pack([free[id(p)] for p in layer.params]) - before[key]
             assert_close(weights(learner)[key] - before[key], U - U @ M @ M.mT, 1e-14)
 
@@ -164,7 +164,7 @@ def test_a_step_that_a_grad_scaler_skips(name: str) -> None:
         assert all(unmoved) == (step == 2)
     assert scaler.get_scale() < 64.0
     for key, W in weights(learner).items():
-        M = learner._memory[key].M
+        M = memories(learner)[key].M
         update = W - start[key]
         assert (update @ M).norm() <= 1e-9 * update.norm()
     learner.end_task([a_batch(2)])
@@ -186,7 +186,7 @@ def test_a_closure_is_called_once_and_guarded() -> None:
     assert losses[-1] < losses[0]
     for key, W in weights(learner).items():
         update = W - start[key]
-        assert (update @ learner._memory[key].M).norm() <= 1e-9 * update.norm()
+        assert (update @ memories(learner)[key].M).norm() <= 1e-9 * update.norm()
 
 
 @pytest.mark.parametrize("rank", [3, 6])  # a memory less and more than half full
@@ -204,7 +204,7 @@ def test_no_drift_in_float32(name: str, rank: int) -> None:
     learner.begin_task(1, new, cross_entropy)
     optimizer = learner.attach(OPTIMIZERS[name](model.parameters()))
     start = model.weight.detach().clone()
-    M, C = learner._memory[""].M[0], learner._memory[""].C[0]
+    M, C = memories(learner)[""].M[0], memories(learner)[""].C[0]
     gradients = torch.randn(64, *model.weight.shape)  # of any loss whatever
     drift = []
     for step in range(10_000):
@@ -234,7 +234,7 @@ def test_projecting_gradients_alone_leaks_under_adam() -> None:
         if guarded:
             learner.attach(optimizer)
         start = weights(learner)
-        layer, M = learner._plan.layers["conv"], learner._memory["conv"].M
+        layer, M = layers(learner)["conv"], memories(learner)["conv"].M
         for step in range(20):
             optimizer.zero_grad()
             cross_entropy(learner.model, a_batch(2 + step % 3)).backward()
@@ -259,9 +259,9 @@ def test_adam_remembers_only_gradients_of_free_directions() -> None:
         optimizer.zero_grad()
         cross_entropy(learner.model, a_batch(2 + step)).backward()
         optimizer.step()
-    for key, layer in learner._plan.layers.items():
+    for key, layer in layers(learner).items():
         m = layer.pack([optimizer.state[p]["exp_avg"] for p in layer.params])
-        assert (m @ learner._memory[key].M).norm() <= 1e-12 * m.norm()
+        assert (m @ memories(learner)[key].M).norm() <= 1e-12 * m.norm()
 
 
 def test_attaching_twice_is_attaching_once() -> None:

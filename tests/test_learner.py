@@ -113,7 +113,7 @@ def test_integers_of_other_libraries_are_the_same_ids() -> None:
 
 def literal_weight(learner: GPM, name: str) -> Tensor:
     """W + sum_j W B_j (Q_j - I) B_j' of an open task, from W, the bases and the Q themselves."""
-    layer, memory = learner._plan.layers[name], learner._memory[name]
+    layer, memory = layers(learner)[name], memories(learner)[name]
     W = layer.matrix()
     total = W.clone()
     own = dict(learner.model.get_submodule(name).named_parameters())
@@ -127,18 +127,18 @@ def literal_weight(learner: GPM, name: str) -> Tensor:
 
 def test_while_learning_the_model_computes_with_the_effective_weights() -> None:
     learner = learnt(2)
-    shared = {name: memory.C for name, memory in learner._memory.items()}
+    shared = {name: memory.C for name, memory in memories(learner).items()}
     learner.begin_task(2, [a_batch(2)], cross_entropy)
     for name in learner.ranks:
-        assert_close(literal_weight(learner, name), learner._plan.layers[name].matrix())
+        assert_close(literal_weight(learner, name), layers(learner)[name].matrix())
     train(learner, [a_batch(2)])
     for name in learner.ranks:
         layer = learner.model.get_submodule(name)
         W_eff = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
         assert_close(W_eff, literal_weight(learner, name)[0], 1e-12)
-        shift = W_eff - learner._plan.layers[name].matrix()[0]
+        shift = W_eff - layers(learner)[name].matrix()[0]
         assert shift.norm() > 1e-3
-        assert_close(learner._plan.layers[name].matrix() @ learner._memory[name].M, shared[name])
+        assert_close(layers(learner)[name].matrix() @ memories(learner)[name].M, shared[name])
 
 
 @pytest.mark.parametrize("cls", [GPM, TRGP])
@@ -492,7 +492,7 @@ def test_parameters_are_what_is_to_be_trained_now() -> None:
     assert all(p.requires_grad for p in learner.parameters())
     assert all(not S.any() for S in Q)
     assert all(S.shape[-1] == S.shape[-2] for S in Q)
-    ranks = {memory.basis(j).shape[2] for memory in learner._memory.values() for j in (0, 1)}
+    ranks = {memory.basis(j).shape[2] for memory in memories(learner).values() for j in (0, 1)}
     assert {S.shape[-1] for S in Q} == ranks
 
 
@@ -658,10 +658,10 @@ def test_the_whole_loop_may_run_under_autocast(cls: type[GPM]) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"epsilon": 0.0} if cls is TRGP else {}
     learner = cls(mlp(12, 32, 32, 4), threshold=0.95, exclude=["4"], **options)
-    layers = learner._plan.layers
+    layers = layers(learner)
     with torch.autocast("cpu", torch.bfloat16):
         learn(learner, 0, [a_batch(0, dtype=torch.float32)])
-    bases = {name: memory.M.clone() for name, memory in learner._memory.items()}
+    bases = {name: memory.M.clone() for name, memory in memories(learner).items()}
     protected = {name: layers[name].matrix() @ M for name, M in bases.items()}
     with torch.autocast("cpu", torch.bfloat16):
         learn(learner, 1, [a_batch(1, dtype=torch.float32)], make=torch.optim.AdamW, lr=1e-2)
@@ -872,7 +872,7 @@ def test_the_summary_names_ranks_and_bytes() -> None:
     assert in_bytes(tasks[2][1]) > head
     memory = re.search(r"^memory shared by all tasks: (.+) \(", text, re.M)
     assert memory is not None
-    tensors = [t for m in learner._memory.values() for t in (m.M, m.C, *m.masks.values())]
+    tensors = [t for m in memories(learner).values() for t in (m.M, m.C, *m.masks.values())]
     assert in_bytes(memory[1]) == pytest.approx(sum(t.nbytes for t in tensors), rel=0.02)
 
 

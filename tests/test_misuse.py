@@ -236,7 +236,7 @@ def test_an_optimizer_that_misses_something(leave_out: str) -> None:
         left = [p for p in learner.parameters() if not any(p is S for S in scalings(learner))]
         named = "S.0"
     else:
-        gone = learner._plan.layers[leave_out.split(".")[0]].params[leave_out.endswith("bias")]
+        gone = layers(learner)[leave_out.split(".")[0]].params[leave_out.endswith("bias")]
         left = [p for p in learner.parameters() if p is not gone]
         named = leave_out.split(".")[0]
     optimizer = torch.optim.SGD(left, lr=0.1)
@@ -471,7 +471,7 @@ def unchanged_but_nan(learner: GPM) -> Iterator[None]:
 @pytest.mark.parametrize("part", ["weight", "bias"])
 def test_weights_that_are_not_numbers(cls: type[GPM], part: str, value: float) -> None:
     learner = begun(cls)
-    param = learner._plan.layers["second"].params[part == "bias"]
+    param = layers(learner)["second"].params[part == "bias"]
     good = param.detach().clone()
     with torch.no_grad():
         param.view(-1)[0] = value
