@@ -99,9 +99,7 @@ class Loop:
         training, model = self.training, self.model
         whole = batches(task.train, len(task.train), self.seed, "memory", t)
         self.learner.begin_task(t, whole, loss_of)
-        optimizer = self.learner.attach(
-            torch.optim.SGD(self.learner.parameters(), lr=training.lr)
-        )
+        optimizer = self.learner.attach(torch.optim.SGD(self.learner.parameters(), lr=training.lr))
         for epoch in range(training.epochs):
             model.train()
             for batch in batches(task.train, training.batch, self.seed, "order", t, epoch):

@@ -214,9 +214,7 @@ class Loop:
         learner.end_task(some("bases"))
 
 
-def assert_learner_agrees(
-    learner: GPM, ends: Sequence[End], loop: Loop, tolerance: float
-) -> None:
+def assert_learner_agrees(learner: GPM, ends: Sequence[End], loop: Loop, tolerance: float) -> None:
     for task, end in enumerate(ends):
         loop.learn(learner, task)
         for old in range(task + 1):
