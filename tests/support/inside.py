@@ -5,12 +5,11 @@ Layers are (g, o, n) matrices by name, g groups, with a column for a bias.
 
 from typing import NamedTuple
 
-import torch
 from small_runs import End
 from torch import Tensor
 
 from trgp import GPM
-from trgp.core.keep import Region, with_coordinates
+from trgp.core.keep import Region, reached, with_coordinates
 from trgp.core.layers import Layer
 from trgp.core.memory import Change, Memory, in_memory_order
 from trgp.learner.update_guard import GuardedTask
@@ -87,15 +86,11 @@ def changes(learner: GPM, task: int | str) -> dict[str, Change]:
     return learner._state.known.tasks[task].changes
 
 
-def forgets_more_than_rounding(learner: GPM, tolerance: float) -> list[str]:
-    """Layers of the open task whose W M is not K, relative to the weight."""
-    K = present_coordinates(learner)
-    return [
-        name
-        for name, W in matrices(learner).items()
-        if name in K
-        and torch.linalg.norm(W @ memories(learner)[name].M - K[name]) > tolerance * W.norm()
-    ]
+def forbidden(learner: GPM, name: str, change: Tensor) -> Tensor:
+    """The part of a change (g, o, n) of a layer's weight that old tasks forbid to the open one."""
+    region = regions(learner)[name]
+    D = change @ region.M
+    return D - reached(D, region)
 
 
 def bases_of_run(end: End) -> dict[str, Bases]:
