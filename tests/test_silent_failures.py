@@ -244,6 +244,41 @@ def test_no_copy_inside_a_visit() -> None:
         copy.deepcopy(learner)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_old_heads_that_an_optimizer_moves_without_a_gradient_are_named(
+    kept: bool, zeros: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By weight decay, or by what it remembers of them; not where the gradient is None."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(12, 8)
+            self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+            self.use = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.heads[self.use](self.body(x).tanh())
+
+    model = Heads().double()
+    learner = GPM(model, exclude=["heads"])
+    options = {"momentum": 0.9} if kept else {"weight_decay": 0.1}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    for task in range(2):
+        model.use = task
+        learner.begin_task(task, [a_batch(task)], cross_entropy)
+        optimizer.zero_grad(set_to_none=not zeros)
+        cross_entropy(model, a_batch(task)).backward()
+        old = model.heads[0].weight.detach().clone()
+        with caplog.at_level(logging.WARNING, logger="trgp"):
+            optimizer.step()
+        learner.end_task([a_batch(task)])
+    assert torch.equal(model.heads[0].weight, old) != zeros
+    told = "Old tasks use the excluded 'heads.0.weight', 'heads.0.bias', whose gradient is zero"
+    assert (told in caplog.text) == zeros
+
+
 def test_options_per_layer_match_as_exclude_does() -> None:
     model = nn.ModuleDict({"body": mlp(12, 8, 8), "head": nn.Linear(8, 4)}).double()
     model.forward = lambda x: model["head"](model["body"](x))  # type: ignore[method-assign]
