@@ -142,14 +142,16 @@ class LayerGuard:
 
         Returns the share of the weight's norm that was taken out; below rounding nothing is done.
         """
-        D = self._inner(self.params, self.region.M).sub_(self.K)
+        inner = self._inner(self.params, self.region.M)
+        D = inner - self.region.C  # not K, which steps that diverged may have left as NaN
         E = reached(D, self.region)
         size = torch.stack([p.detach().norm().double() for p in self.params]).norm()
-        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in (D - E, D))
+        parts = (D - E, inner - self.K)
+        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in parts)
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
-                self.K += E
+                torch.add(self.region.C, E, out=self.K)
             self._add(self.params, D - E, self.region.M, -1)
         self.remember_writes()
         return refused if not refused <= rounding else 0.0

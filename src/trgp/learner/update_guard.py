@@ -243,12 +243,21 @@ class UpdateGuard:
                 if all(b is not None for b in buffers):
                     guard.follow()
                     guard.forget_momentum(buffers)
-        ids = {id(p) for p in known.shared.values()}
-        if held.apart and any(held.groups[p].get("weight_decay") for p in held.params if p in ids):
+        shared = known.shared
+        idle = [
+            name
+            for name in held.apart
+            if (grad := shared[name].grad) is not None
+            and not grad.any()
+            and (
+                held.groups[id(shared[name])].get("weight_decay") or shared[name] in optimizer.state
+            )
+        ]
+        if idle:
             log.warning(
-                "Old tasks use the excluded %s, which weight decay shrinks whatever the new task "
-                "does: give it weight_decay=0, one per task, or protect it.",
-                ", ".join(map(repr, held.apart[:3])),
+                "Old tasks use the excluded %s, whose gradient is zero: weight decay and momentum "
+                "move it all the same; call zero_grad() with its default set_to_none=True.",
+                ", ".join(map(repr, idle[:3])),
             )
         task.met.add(optimizer)
 
