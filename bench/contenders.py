@@ -160,7 +160,7 @@ class DropInGPM(PlainSGD):
                 M=old.M,
                 C=matrix(self.layers[name]).detach() @ old.M,
                 ranks=torch.tensor([old.M.shape[2]]),
-                masks={j: mask for j, mask in enumerate(old.masks)},
+                masks=dict(enumerate(old.masks)),
             )
             for name, old in self.olds.items()
         }
@@ -168,7 +168,9 @@ class DropInGPM(PlainSGD):
         learner._state.known = Known(memory, tasks)
         self.memory = memory
         learner.begin_task(OLD_TASKS, [batch], lambda net, b: F.cross_entropy(net(b[0]), b[1]))
-        return learner.attach(torch.optim.SGD(learner.parameters(), lr=LR))
+        optimizer = torch.optim.SGD(learner.parameters(), lr=LR)
+        learner.attach(optimizer)
+        return optimizer
 
     def make_learner(self, exclude: list[str]) -> trgp.GPM:
         return trgp.GPM(self.net, exclude=exclude, norm="shared")

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -275,7 +276,7 @@ def test_old_heads_that_an_optimizer_moves_without_a_gradient_are_named(
             optimizer.step()
         learner.end_task([a_batch(task)])
     assert torch.equal(model.heads[0].weight, old) != zeros
-    told = "Old tasks use the excluded 'heads.0.weight', 'heads.0.bias', whose gradient is zero"
+    told = "excluded 'heads.0.weight', 'heads.0.bias', of which rows have no gradient"
     assert (told in caplog.text) == zeros
 
 
@@ -315,3 +316,28 @@ def test_odd_arguments() -> None:
         learner.begin_task(0, [a_batch(0)], None)
     with pytest.raises(TypeError, match="The loader is a NoneType"):
         learner.begin_task(0, None, cross_entropy)
+
+
+def test_a_shared_head_with_masked_logits_does_not_shrink_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its rows for the classes of old tasks have no gradient, and decay moves them."""
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+    learner = TRGP(model, exclude=["2"])
+
+    def loss_of(task: int) -> Callable[..., Tensor]:
+        hidden = torch.zeros(8, dtype=F64)
+        hidden[4 * (1 - task) : 4 * (2 - task)] = -torch.inf
+        return lambda m, b: F.cross_entropy(m(b[0]) + hidden, b[1] + 4 * task)
+
+    for task in range(2):
+        learner.begin_task(task, [a_batch(task)], loss_of(task))
+        optimizer = torch.optim.AdamW(learner.parameters(), weight_decay=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(task)(model, a_batch(task)).backward()
+            optimizer.step()
+        learner.end_task([a_batch(task)])
+    told = [r.getMessage() for r in caplog.records if "weight_decay=0" in r.getMessage()]
+    assert len(told) == 1
+    assert "'2.weight'" in told[0]

@@ -248,15 +248,16 @@ class UpdateGuard:
             name
             for name in held.apart
             if (grad := shared[name].grad) is not None
-            and not grad.any()
+            and bool((grad.reshape(len(grad), -1) == 0).all(1).any())
             and (
                 held.groups[id(shared[name])].get("weight_decay") or shared[name] in optimizer.state
             )
         ]
         if idle:
             log.warning(
-                "Old tasks use the excluded %s, whose gradient is zero: weight decay and momentum "
-                "move it all the same; call zero_grad() with its default set_to_none=True.",
+                "Old tasks use the excluded %s, of which rows have no gradient in this task: "
+                "weight decay and momentum move them all the same. Give it weight_decay=0, no "
+                "momentum, or each task a head of its own, with zero_grad(set_to_none=True).",
                 ", ".join(map(repr, idle[:3])),
             )
         task.met.add(optimizer)
