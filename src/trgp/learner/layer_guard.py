@@ -47,6 +47,11 @@ class LayerGuard:
         self._written: list[tuple[int, int]] = []
         self.remember_writes()
 
+    def resume(self, steps: int, K: Tensor) -> None:
+        """Go on where a saved task was; the model's weights are looked at before the next step."""
+        self.steps, self.K = steps, K
+        self._written = []
+
     def __getstate__(self) -> dict[str, Any]:
         """Copy without what belongs to a step."""
         return vars(self) | {"_before": None, "_decayed": None, "_shown": []}
