@@ -349,6 +349,7 @@ class GPM:
             state.require_home("save")
             state.meet()
             state.require_active()
+            state.guard.settle()
             if ranks.rank() == 0:
                 learner_file.save(self, path, include_model=include_model)
 
@@ -377,6 +378,7 @@ class GPM:
         with state.alone("state_dict"):
             state.require_home("state_dict")
             state.meet()
+            state.guard.settle()
             meta, tensors = learner_file.describe(self)
             return {"meta": meta, "tensors": {k: t.detach().clone() for k, t in tensors.items()}}
 
