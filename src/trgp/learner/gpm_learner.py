@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import GramCapture, observing
+from ..core.capture import Gram
 from ..core.keep import Form
 from ..core.memory import Change, in_memory_order, scalings_of
 from ..core.plan import unmatched
@@ -18,6 +18,7 @@ from ..options import (
     Option,
     RankOption,
     check_count,
+    check_norm,
     check_option,
     check_patterns,
     check_rank,
@@ -26,11 +27,12 @@ from ..options import (
 )
 from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
-from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
+from .layer_gradients import LossFn, layer_gradients, layer_inputs, require_finite
 from .layer_guard import LayerGuard
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
+from .progress import watched
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
@@ -74,18 +76,15 @@ class GPM:
             norm: norm layers are frozen after the first task ("freeze"), copied for every task
                 ("per_task"), or left trainable and shared ("shared").
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        model_checks.module(model)
         self.threshold = check_option("threshold", threshold, zero=False)
         self.max_rank = check_rank(max_rank)
-        if norm not in ("freeze", "per_task", "shared"):
-            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.memory_samples = (
             None if memory_samples is None else check_count("memory_samples", memory_samples)
         )
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
-        self.norm: Norm = norm
+        self.norm = check_norm(norm)
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
         self._notice()
 
@@ -447,30 +446,29 @@ class GPM:
         for buffer in state.bare.buffers():
             if ranks.world_size() > 1 and buffer.is_floating_point():
                 torch.distributed.broadcast(buffer, 0)
-        capture = GramCapture(layers.values())
         loss_fn = opened.loss_fn
         assert loss_fn is not None
+        batches = first_samples(loader, ranks.share_of(self.memory_samples))
+        whole = loader if self.memory_samples is None else None
         with (
             ranks.agreed(device),
             undisturbed(state.model, loader),
-            torch.no_grad(),
-            observing(layers.values(), capture),
+            watched(batches, "end_task: batches read", whole) as seen,
         ):
-            for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
-                loss_fn(self._called, batch)
-            require_called([name for name, gram in capture.grams.items() if gram.columns])
+            capture = layer_inputs(self._called, layers, seen, loss_fn)
         for gram in capture.grams.values():
             gram.reduce(ranks.summed, ranks.largest)
         capture.finite()
-        made = ranks.tensors_from_first(lambda: self._extended(opened, capture), device)
+        with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
+            made = ranks.tensors_from_first(lambda: self._extended(opened, grams), device)
         return {
             name: Extension(made[f"M/{name}"], made[f"ranks/{name}"], made[f"mask/{name}"])
             for name in layers
         }
 
-    def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
+    def _extended(self, opened: OpenTask, grams: Iterable[tuple[str, Gram]]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, gram in capture.grams.items():
+        for name, gram in grams:
             memory = self._state.known.memory[name]
             extension = extend(
                 memory.M,
