@@ -7,17 +7,22 @@ from .learner import TRGP as TRGP
 from .learner import UnknownTaskError as UnknownTaskError
 from .types import VERSION
 
-__all__ = ["GPM", "TRGP", "UnknownTaskError", "run"]
+__all__ = ["GPM", "TRGP", "UnknownTaskError", "inspect", "run"]
 __version__ = VERSION
 
 if TYPE_CHECKING:
     from .engine.run import run as run
+    from .learner.inspection import inspect as inspect
 else:  # out of sight of type checkers, which would take any name for an attribute
 
     def __getattr__(name: str) -> object:
-        """Import `run` when it is first used, because it needs most of the package."""
-        if name != "run":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .engine.run import run
+        """Import `run` and `inspect` when they are first used: the learners need neither."""
+        if name == "run":
+            from .engine.run import run
 
-        return run
+            return run
+        if name == "inspect":
+            from .learner.inspection import inspect
+
+            return inspect
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

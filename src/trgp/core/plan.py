@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ..types import Norm, matches
 from .layers import PROTECTABLE, Layer, Refusal, Site, Slot, join, refusal_of, sites_of
@@ -57,7 +57,7 @@ def sorted_parts(
     """Sort every trainable part into protected, normalising, per-task, other and refused."""
     aliases = names_of(model)
     modules = {names[0]: module for module, names in aliases.items()}
-    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm), _shapeless(model))
+    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm), _shapeless(modules))
     owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
     sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
     within_attention = {
@@ -72,7 +72,7 @@ def sorted_parts(
             continue
         if isinstance(module, NORMS):
             plan.norms[name] = module
-        elif name not in within_attention and _trainable(module):
+        elif name not in {*within_attention, *plan.refused} and _trainable(module):
             refusal = refusal_of(name, module)
             if refusal is not None:
                 plan.refused[name] = refusal
@@ -119,7 +119,7 @@ def _protect(
                 TypeError,
                 f"Layer '{layer_name}' shares its weight with layers of another number of groups, "
                 "which cannot be protected together",
-                f"add '{layer_name}' to exclude=[...] or per_task=[...]",
+                f"add {' and '.join(repr(n) for n, _ in uses)} to exclude=[...] or per_task=[...]",
             )
             continue
         layer = Layer(
@@ -156,17 +156,16 @@ def _matched(names: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
     return any(matches(join(name, key), patterns) for name in names)
 
 
-def _shapeless(model: nn.Module) -> dict[str, Refusal]:
-    """Refuse parameters and buffers that get their shape from a first batch."""
-    return {
-        name: Refusal(
-            TypeError,
-            f"'{name}' has no shape yet",
-            "run one batch through the model before making the learner",
-        )
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter))
-    }
+def _shapeless(modules: Mapping[str, nn.Module]) -> dict[str, Refusal]:
+    """Refuse modules that get their shape from a first batch."""
+    refused = {}
+    for name, module in modules.items():
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key in [key for key, tensor in tensors if is_lazy(tensor)][:1]:
+            why = f"'{join(name, key)}' has no shape yet"
+            fix = "run one batch through the model before making the learner"
+            refused[name] = Refusal(TypeError, why, fix)
+    return refused
 
 
 def _named_in_part(places: Sequence[tuple[str, Slot]]) -> Refusal:
