@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
-from .types import TaskId, matches
+from .types import Norm, TaskId, matches
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
 RankOption = float | Mapping[str, float] | None
@@ -76,6 +76,13 @@ def check_number(name: str, value: float, *, above: float) -> float:
     if not number or not above < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number above {above:g}, not {value!r}.")
     return float(value)
+
+
+def check_norm(norm: Norm) -> Norm:
+    """One of the three things that can become of norm layers."""
+    if norm not in ("freeze", "per_task", "shared"):
+        raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
+    return norm
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import GramCapture, observing
+from ..core.capture import Gram
 from ..core.keep import Form
 from ..core.layers import Layer
 from ..core.memory import Change, in_memory_order, scalings_of
@@ -20,6 +20,7 @@ from ..options import (
     Option,
     RankOption,
     check_count,
+    check_norm,
     check_option,
     check_patterns,
     check_rank,
@@ -28,11 +29,18 @@ from ..options import (
 )
 from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
-from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
+from .layer_gradients import (
+    LossFn,
+    layer_gradients,
+    layer_inputs,
+    require_called,
+    require_finite,
+)
 from .layer_guard import LayerGuard
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
+from .progress import watched
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
@@ -79,18 +87,15 @@ class GPM:
             norm: norm layers are frozen after the first task ("freeze"), copied for every task
                 ("per_task"), or left trainable and shared ("shared").
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        model_checks.module(model)
         self.threshold = check_option("threshold", threshold, zero=False)
         self.max_rank = check_rank(max_rank)
-        if norm not in ("freeze", "per_task", "shared"):
-            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.memory_samples = (
             None if memory_samples is None else check_count("memory_samples", memory_samples)
         )
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
-        self.norm: Norm = norm
+        self.norm = check_norm(norm)
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
         self._notice()
 
@@ -459,30 +464,30 @@ class GPM:
         assert loss_fn is not None
         extensions: dict[str, Extension] = {}
         called: list[str] = []
-        for part in _parts(layers.values()):
-            capture = GramCapture(part)
+        for part in _parts(layers):
+            batches = first_samples(loader, ranks.share_of(self.memory_samples))
+            whole = loader if self.memory_samples is None else None
             with (
                 ranks.agreed(device),
                 undisturbed(state.model, loader),
-                torch.no_grad(),
-                observing(part, capture),
+                watched(batches, "end_task: batches read", whole) as seen,
             ):
-                for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
-                    loss_fn(self._called, batch)
+                capture = layer_inputs(self._called, part, seen, loss_fn)
             for gram in capture.grams.values():
                 gram.reduce(ranks.summed, ranks.largest)
             capture.finite()
             called += [name for name, gram in capture.grams.items() if gram.columns]
-            made = ranks.tensors_from_first(partial(self._extended, opened, capture), device)
+            with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
+                made = ranks.tensors_from_first(partial(self._extended, opened, grams), device)
             for name in capture.grams:
                 M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
                 extensions[name] = Extension(M, ranks_now, mask)
         require_called(called)
         return extensions
 
-    def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
+    def _extended(self, opened: OpenTask, grams: Iterable[tuple[str, Gram]]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, gram in capture.grams.items():
+        for name, gram in grams:
             memory = self._state.known.memory[name]
             extension = extend(
                 memory.M,
@@ -586,16 +591,16 @@ class GPM:
             )
 
 
-def _parts(layers: Iterable[Layer]) -> list[list[Layer]]:
+def _parts(layers: Mapping[str, Layer]) -> list[dict[str, Layer]]:
     """Layers in parts whose Gram matrices lie in memory together."""
-    parts: list[list[Layer]] = []
+    parts: list[dict[str, Layer]] = []
     held = GRAM_BYTES
-    for layer in layers:
+    for name, layer in layers.items():
         groups, _, n = layer.shape
         size = 8 * groups * n * n
         if held + size > GRAM_BYTES:
-            parts.append([])
+            parts.append({})
             held = 0
-        parts[-1].append(layer)
+        parts[-1][name] = layer
         held += size
     return parts

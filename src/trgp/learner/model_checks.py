@@ -29,6 +29,12 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
+def module(model: Any) -> None:
+    """Refuse a model that is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+
+
 def whole_parameters(model: nn.Module) -> None:
     """Refuse parameters of which this process holds a part, or none for now."""
     for name, param in model.named_parameters():
