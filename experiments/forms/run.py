@@ -15,12 +15,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from forms import EffectiveTRGP
-from settings import BENCHMARKS, Setting, digits_tasks
+from settings import (
+    BENCHMARKS,
+    FORMS,
+    SCALE_RATES,
+    SEARCH_SEED,
+    WEIGHT_DECAY,
+    Cell,
+    Setting,
+    digits_tasks,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -29,27 +38,8 @@ from trgp.benchmarks.common import Task
 from trgp.data import Tensors
 
 HERE = Path(__file__).resolve().parent
-SEARCH_SEED = 100
-WEIGHT_DECAY = 0.01  # AdamW's default; SGD has none
-# Under SGD "paper" is the same computation as "Q".
-FORMS = {
-    "adamw": ("gpm", "q", "paper", "range", "union", "full"),
-    "sgd": ("gpm", "paper", "range", "union", "full"),
-}
-SCALE_RATES = {"q": (1.0, 0.1), "paper": (1.0, 0.1)}  # of the others no rate of Q is left
 # How a training that diverged ends, in words of the learner or of torch.
 DIVERGED = ("diverged", "NaN or infinite", "failed to converge")
-
-
-class Cell(NamedTuple):
-    """One run; the search's are measured on validation data, the others on test data."""
-
-    benchmark: str
-    optimizer: str
-    form: str
-    lr: float
-    scale_rate: float
-    seed: int
 
 
 # ---- one run ----------------------------------------------------------------------------------
@@ -62,8 +52,8 @@ def learner_of(cell: Cell, model: nn.Module, options: Mapping[str, Any]) -> GPM:
     if cell.form == "q":
         return TRGP(model, **options)
     decay = cell.lr * WEIGHT_DECAY if cell.optimizer == "adamw" else 0.0
-    rate = cell.scale_rate
-    return EffectiveTRGP(model, form=cell.form, scale_rate=rate, decay=decay, **options)
+    own: dict[str, Any] = {"form": cell.form, "scale_rate": cell.scale_rate, "decay": decay}
+    return EffectiveTRGP(model, **own, **options)
 
 
 def optimizer_of(cell: Cell, learner: GPM) -> Optimizer:
@@ -263,26 +253,24 @@ def _names(on_gpu: bool, args: argparse.Namespace) -> list[str]:
 def check_equality() -> None:
     """Print how far today's Q and the paper's form part under SGD, in float64."""
     torch.set_default_dtype(torch.float64)
-    setting = BENCHMARKS["digits"]
+    tasks = [
+        Task(t.name, 10, *(Tensors(p.x.double(), p.y) for p in (t.train, t.valid, t.test)))
+        for t in digits_tasks(None, 0, "cpu")
+    ]
     for rate in (1.0, 0.1):
-        found = []
+        weights, rest = [], []
         for form in ("q", "paper"):
-            cell = Cell("digits", "sgd", form, 0.01, rate, 0)
-            tasks = [
-                Task(t.name, 10, *(Tensors(p.x.double(), p.y) for p in (t.train, t.valid, t.test)))
-                for t in digits_tasks(None, 0, "cpu")
-            ]
             torch.manual_seed(0)
+            setting = BENCHMARKS["digits"]
             model = setting.network()
+            cell = Cell("digits", "sgd", form, 0.01, rate, 0)
             learner, accuracies = learn(cell, tasks, model, setting)
-            weights = []
+            rest.append((accuracies, learner.selected, learner.ranks))
             for t in range(len(tasks)):
                 with learner.task(t):
                     weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-            found.append((torch.stack(weights), accuracies, learner.selected, learner.ranks))
-        (a, *rest_a), (b, *rest_b) = found
-        largest = float((a - b).abs().max())
-        alike = rest_a == rest_b
+        a, b = torch.stack(weights).chunk(2)
+        largest, alike = float((a - b).abs().max()), rest[0] == rest[1]
         print(f"scale_rate {rate}: weights differ by {largest:.1e}; the rest is equal: {alike}")
 
 

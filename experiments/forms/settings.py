@@ -1,10 +1,10 @@
-"""The benchmarks of this experiment: tasks, networks, rates to choose from, options."""
+"""The cells of this experiment: forms, benchmarks, networks, rates to choose from, options."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,26 @@ from trgp.benchmarks.common import Options, Request, Task, class_tasks, permuted
 from trgp.benchmarks.digits import permuted
 from trgp.data import NORMALISATION, load, to_tensors
 from trgp.models import MLP, AlexNet
+
+SEARCH_SEED = 100
+WEIGHT_DECAY = 0.01  # AdamW's default; SGD has none
+# Under SGD "paper" is the same computation as "Q".
+FORMS = {
+    "adamw": ("gpm", "q", "paper", "range", "union", "full"),
+    "sgd": ("gpm", "paper", "range", "union", "full"),
+}
+SCALE_RATES = {"q": (1.0, 0.1), "paper": (1.0, 0.1)}  # of the others no rate of Q is left
+
+
+class Cell(NamedTuple):
+    """One run; the search's are measured on validation data, the others on test data."""
+
+    benchmark: str
+    optimizer: str
+    form: str
+    lr: float
+    scale_rate: float
+    seed: int
 
 
 def narrow_alexnet(heads: int, classes: int, part: int = 4) -> AlexNet:

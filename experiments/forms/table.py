@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from run import FORMS, HERE, SEARCH_SEED, Cell, read, search_cells
-from settings import BENCHMARKS
+from run import HERE, read, search_cells
+from settings import BENCHMARKS, FORMS, SEARCH_SEED, Cell
 
 NAMES = {
     "gpm": "GPM",
