@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-from trgp import TRGP
 from trgp.core.gradient import LossFn
 from trgp.core.guard import Guard, Pin
-from trgp.core.layers import Layer
 from trgp.core.scaling import unscale
-from trgp.core.subspace import Memory, TaskId, columns_of
 from trgp.task import Change
+
+from trgp import TRGP
+from trgp.core.layers import Layer
+from trgp.core.subspace import Memory, TaskId, columns_of
 
 FORMS = ("paper", "range", "union", "full")
 

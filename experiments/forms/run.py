@@ -32,10 +32,10 @@ from settings import (
 )
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from trgp.data import Tensors
 
 from trgp import GPM, TRGP
 from trgp.benchmarks.common import Task
-from trgp.data import Tensors
 
 HERE = Path(__file__).resolve().parent
 # How a training that diverged ends, in words of the learner or of torch.

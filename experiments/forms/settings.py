@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from trgp.data import NORMALISATION, load, to_tensors
+from trgp.models import MLP, AlexNet
 
 from trgp.benchmarks.common import Options, Request, Task, class_tasks, permuted_tasks
 from trgp.benchmarks.digits import permuted
-from trgp.data import NORMALISATION, load, to_tensors
-from trgp.models import MLP, AlexNet
 
 SEARCH_SEED = 100
 WEIGHT_DECAY = 0.01  # AdamW's default; SGD has none
