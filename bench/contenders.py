@@ -153,7 +153,7 @@ class DropInGPM(PlainSGD):
 
     def make_optimizer(self, batch: Batch) -> torch.optim.Optimizer:
         exclude = ["head"] if "head" in dict(self.net.named_children()) else []
-        learner = self.make_learner(exclude)
+        self.learner = learner = self.make_learner(exclude)  # it guards as long as it is there
         # The memory of two tasks that were never learnt: its size is what matters here.
         memory = {
             name: Memory(
@@ -168,7 +168,9 @@ class DropInGPM(PlainSGD):
         learner._state.known = Known(memory, tasks)
         self.memory = memory
         learner.begin_task(OLD_TASKS, [batch], lambda net, b: F.cross_entropy(net(b[0]), b[1]))
-        return learner.attach(torch.optim.SGD(learner.parameters(), lr=LR))
+        optimizer = torch.optim.SGD(learner.parameters(), lr=LR)
+        learner.attach(optimizer)
+        return optimizer
 
     def make_learner(self, exclude: list[str]) -> trgp.GPM:
         return trgp.GPM(self.net, exclude=exclude, norm="shared")
