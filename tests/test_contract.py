@@ -14,7 +14,7 @@ import trgp
 SRC = Path(trgp.__file__).parent
 # The modules and folders of src/trgp by room; `trgp` itself is what users import.
 ROOMS = {
-    "shared": "draws files lookup options tree types",
+    "shared": "draws files lookup matrix_figures options tree types",
     "core": "core",
     "learner": "learner",
     "methods": "methods",
