@@ -193,12 +193,12 @@ def test_more_data_for_a_finished_task(cls: type[GPM]) -> None:
         learner.begin_task("cats", [new], cross_entropy)
     with learner.task("cats"), torch.no_grad():
         before = learner.model(old[0])
+        untaught = float(cross_entropy(learner.model, new))
     learn(learner, "more cats", [old, new], steps=200, lr=0.3)
     with learner.task("cats"), torch.no_grad():
         torch.testing.assert_close(learner.model(old[0]), before, rtol=0, atol=1e-6)
-        untaught = float(cross_entropy(learner.model, new))
     with learner.task("more cats"), torch.no_grad():
-        assert float(cross_entropy(learner.model, new)) < untaught
+        assert float(cross_entropy(learner.model, new)) < 0.9 * untaught
 
 
 # ---- progress -----------------------------------------------------------------------------------
