@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
@@ -27,8 +28,9 @@ from ..options import (
 )
 from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
-from .layer_gradients import LossFn, layer_gradients, layer_inputs, require_finite
+from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
 from .layer_guard import LayerGuard
+from .layer_inputs import layer_inputs, passes
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from .evaluation import Metric, Scores
 
 AnyOptimizer = TypeVar("AnyOptimizer")
+
+KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
 
@@ -214,6 +218,7 @@ class GPM:
                 state.begin_change(None)
                 given_up = replace(state.known, open=None, undo=None)
                 if given_up.active is not None:
+                    model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
                 state.known = given_up
@@ -377,6 +382,7 @@ class GPM:
             state.require_home("save")
             state.meet()
             state.require_active()
+            state.guard.settle()
             if ranks.rank() == 0:
                 learner_file.save(self, path, include_model=include_model)
 
@@ -405,6 +411,7 @@ class GPM:
         with state.alone("state_dict"):
             state.require_home("state_dict")
             state.meet()
+            state.guard.settle()
             meta, tensors = learner_file.describe(self)
             return {"meta": meta, "tensors": {k: t.detach().clone() for k, t in tensors.items()}}
 
@@ -483,23 +490,28 @@ class GPM:
                 torch.distributed.broadcast(buffer, 0)
         loss_fn = opened.loss_fn
         assert loss_fn is not None
-        batches = first_samples(loader, ranks.share_of(self.memory_samples))
         whole = loader if self.memory_samples is None else None
-        with (
-            ranks.agreed(device),
-            undisturbed(state.model, loader),
-            watched(batches, "end_task: batches read", whole) as seen,
-        ):
-            capture = layer_inputs(self._called, layers, seen, loss_fn)
-        for gram in capture.grams.values():
-            gram.reduce(ranks.summed, ranks.largest)
-        capture.finite()
-        with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
-            made = ranks.tensors_from_first(lambda: self._extended(opened, grams), device)
-        return {
-            name: Extension(made[f"M/{name}"], made[f"ranks/{name}"], made[f"mask/{name}"])
-            for name in layers
-        }
+        extensions: dict[str, Extension] = {}
+        called: list[str] = []
+        for part in passes(layers.values()):
+            batches = first_samples(loader, ranks.share_of(self.memory_samples))
+            with (
+                ranks.agreed(device),
+                undisturbed(state.model, loader),
+                watched(batches, "end_task: batches read", whole) as seen,
+            ):
+                capture = layer_inputs(self._called, part, seen, loss_fn)
+            for gram in capture.grams.values():
+                gram.reduce(ranks.summed, ranks.largest)
+            capture.finite()
+            called += [name for name, gram in capture.grams.items() if gram.columns]
+            with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
+                made = ranks.tensors_from_first(partial(self._extended, opened, grams), device)
+            for name in capture.grams:
+                M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
+                extensions[name] = Extension(M, ranks_now, mask)
+        require_called(called)
+        return extensions
 
     def _extended(self, opened: OpenTask, grams: Iterable[tuple[str, Gram]]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -520,8 +532,7 @@ class GPM:
                     name,
                     opened.task,
                 )
-            found |= {f"M/{name}": extension.M, f"ranks/{name}": extension.ranks}
-            found[f"mask/{name}"] = extension.mask
+            found |= {f"{key}/{name}": getattr(extension, key) for key in KEYS}
         return found
 
     def _learnt(self, opened: OpenTask, extensions: Mapping[str, Extension]) -> Known:

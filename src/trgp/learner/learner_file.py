@@ -201,9 +201,10 @@ def _open(learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tenso
     guarded.resumed = meta["resumed"]
     guarded.forms = dict(meta["forms"])
     for name, guard in guarded.layers.items():
-        guard.steps = meta["steps"][name]
+        K = guard.K
         if guard.region.blocks:
-            guard.K = in_region_order(tensors[f"open/K/{name}"].to(guard.K), guard.region)
+            K = in_region_order(tensors[f"open/K/{name}"].to(K), guard.region)
+        guard.resume(meta["steps"][name], K)
     prefix = "open/buffer/"
     buffers = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     return OpenTask(
