@@ -5,15 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..core.capture import Gram
 from ..core.keep import Form
-from ..core.layers import Layer
-from ..core.memory import Change, in_memory_order, scalings_of
+from ..core.memory import Change, Memory, in_memory_order, scalings_of
 from ..core.plan import unmatched
 from ..core.subspace import Extension, extend
 from ..options import (
@@ -29,14 +28,9 @@ from ..options import (
 )
 from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
-from .layer_gradients import (
-    LossFn,
-    layer_gradients,
-    layer_inputs,
-    require_called,
-    require_finite,
-)
+from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
 from .layer_guard import LayerGuard
+from .layer_inputs import layer_inputs, passes
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
@@ -44,9 +38,11 @@ from .progress import watched
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
+if TYPE_CHECKING:
+    from .evaluation import Metric, Scores
+
 AnyOptimizer = TypeVar("AnyOptimizer")
 
-GRAM_BYTES = 4 << 30  # of float64 matrices at once: more layers than fit take another pass
 KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
@@ -127,10 +123,12 @@ class GPM:
             state.require_idle("begin_task")
             if task in state.known.tasks:
                 raise ValueError(
-                    f"Task {task!r} has been learnt already; give the new one its own id."
+                    f"Task {task!r} has been learnt already; for more data of it begin a task with "
+                    "a new id and the same head, and use that id from then on."
                 )
             state.meet()
             self._check_data_parallel()
+            self._notice_resized()
             plan = state.plan
             model_checks.trainable(
                 state.bare, plan, self.exclude, self.norm, first=not state.known.tasks
@@ -200,6 +198,7 @@ class GPM:
                 learnt = self._learnt(opened, extensions)
                 if not state.known.tasks:
                     learnt = replace(learnt, frozen=state.freeze())
+                self._notice_full(learnt)
                 state.known = learnt
             except BaseException:
                 state.settle()
@@ -244,6 +243,35 @@ class GPM:
             state.require_active()
             with state.visit(task):
                 yield self.model
+
+    def evaluate(self, loaders: Mapping[TaskId, Iterable[Any]], metric: "Metric") -> "Scores":
+        """Score every learnt task with its own weights; call it after each end_task.
+
+        `metric(model, batch, task)` returns the mean score of a batch, its accuracy say; batches
+        weigh by their samples. The model is in eval mode, and afterwards as it was. The scores stay
+        with the learner, also in its file: those returned are of all tasks so far. Loaders of tasks
+        that are not learnt yet are not read.
+        """
+        from . import evaluation  # what only some loops need is no part of `import trgp`
+
+        state = self._state
+        with state.alone("evaluate"):
+            state.require_idle("evaluate")
+            evaluation.refuse_loaders(loaders, self.tasks)
+            scores = []
+            for task in self.tasks:
+                with self.task(task):
+                    scores.append(
+                        evaluation.mean_score(
+                            self._called, loaders[task], metric, task, self._device
+                        )
+                    )
+            tasks = dict(state.known.tasks)
+            last = self.tasks[-1]
+            tasks[last] = replace(tasks[last], scores=scores)
+            state.known = replace(state.known, tasks=tasks)
+            rows = tuple(tuple(record.scores) for record in tasks.values())
+            return evaluation.Scores(tuple(tasks), rows)
 
     def detach(self, task: TaskId) -> nn.Module:
         """Leave the plain model, holding that task's weights for good; the learner ends here."""
@@ -462,11 +490,11 @@ class GPM:
                 torch.distributed.broadcast(buffer, 0)
         loss_fn = opened.loss_fn
         assert loss_fn is not None
+        whole = loader if self.memory_samples is None else None
         extensions: dict[str, Extension] = {}
         called: list[str] = []
-        for part in _parts(layers):
+        for part in passes(layers.values()):
             batches = first_samples(loader, ranks.share_of(self.memory_samples))
-            whole = loader if self.memory_samples is None else None
             with (
                 ranks.agreed(device),
                 undisturbed(state.model, loader),
@@ -551,6 +579,38 @@ class GPM:
                 ", ".join(state.plan.others),
             )
 
+    def _notice_resized(self) -> None:
+        """Tell of frozen parameters that were given another shape; from then on that is theirs."""
+        state = self._state
+        resized = model_checks.resized(state.bare, state.known.frozen)
+        for name, param in resized.items():
+            log.warning(
+                "'%s' was frozen after the first task with shape %s and has shape %s now; nothing "
+                "trains it: give what is new its values by hand, or make a learner with "
+                "exclude=['%s'], whose tasks all train it.",
+                name,
+                tuple(state.known.frozen[name].shape),
+                tuple(param.shape),
+                name,
+            )
+        state.known = replace(state.known, frozen=state.known.frozen | resized)
+
+    def _notice_full(self, learnt: Known) -> None:
+        """Tell of layers whose memory this task has filled."""
+        before = self._state.known.memory
+        full = [
+            name
+            for name, memory in learnt.memory.items()
+            if _is_full(memory) and not _is_full(before[name])
+        ]
+        if full:
+            log.warning(
+                "The memory of %s is full after task %r: later tasks find no direction of their "
+                "own there. A learner with a lower threshold or with max_rank leaves them some.",
+                ", ".join(map(repr, full)),
+                learnt.active,
+            )
+
     def _notice_buffers(self, before: Mapping[str, Tensor]) -> None:
         now = dict(self._state.bare.named_buffers())
         moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
@@ -591,16 +651,5 @@ class GPM:
             )
 
 
-def _parts(layers: Mapping[str, Layer]) -> list[dict[str, Layer]]:
-    """Layers in parts whose Gram matrices lie in memory together."""
-    parts: list[dict[str, Layer]] = []
-    held = GRAM_BYTES
-    for name, layer in layers.items():
-        groups, _, n = layer.shape
-        size = 8 * groups * n * n
-        if held + size > GRAM_BYTES:
-            parts.append({})
-            held = 0
-        parts[-1][name] = layer
-        held += size
-    return parts
+def _is_full(memory: Memory) -> bool:
+    return bool((memory.ranks == memory.M.shape[1]).all())

@@ -14,7 +14,8 @@ from ..options import check_norm, check_patterns, rank_of
 from ..types import Norm
 from . import model_checks
 from .inspection_report import Inspection, Row
-from .layer_gradients import LossFn, layer_gradients, layer_inputs, require_called
+from .layer_gradients import LossFn, layer_gradients, require_called
+from .layer_inputs import gram_bytes, layer_inputs, passes
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
 from .parameter_fates import Fate, parts
@@ -59,7 +60,6 @@ def inspect(
         if fate.verdict == "protected":
             row = _with_memory(row, plan.layers[name], ranks.get(name, {}))
         rows.append(row)
-    shapes = [layer.shape for layer in plan.layers.values()]
     return Inspection(
         model=type(model).__name__,
         parameters=whole,
@@ -67,7 +67,9 @@ def inspect(
         rows=tuple(rows),
         unmatched=tuple(unmatched(model, [*exclude, *per_task])),
         task_bytes=sum(_nbytes(slot.param) for slot in plan.per_task.values()),
-        end_task_bytes=sum(8 * groups * inputs**2 for groups, _, inputs in shapes),
+        end_task_bytes=max(
+            (sum(map(gram_bytes, part)) for part in passes(plan.layers.values())), default=0
+        ),
     )
 
 
@@ -77,16 +79,19 @@ def _ranks(
     """The ranks that a first task with these samples has, by layer."""
     with undisturbed(model, loader):  # as begin_task tries loss_fn, and refuses
         layer_gradients(model, layers, [next(first_samples(loader, None))], loss_fn, {})
-    batches = first_samples(loader, None)
-    with undisturbed(model, loader), watched(batches, "inspect: batches read", loader) as seen:
-        capture = layer_inputs(model, layers, seen, loss_fn)
-    require_called([name for name, gram in capture.grams.items() if gram.columns])
-    capture.finite()
-    with watched(capture.grams.items(), "inspect: layers decomposed") as grams:
-        return {
-            name: dict(zip(THRESHOLDS, first_ranks(gram, THRESHOLDS), strict=True))
-            for name, gram in grams
-        }
+    found: dict[str, Ranks] = {}
+    called: list[str] = []
+    for part in passes(layers.values()):
+        batches = first_samples(loader, None)
+        with undisturbed(model, loader), watched(batches, "inspect: batches read", loader) as seen:
+            capture = layer_inputs(model, part, seen, loss_fn)
+        capture.finite()
+        called += [name for name, gram in capture.grams.items() if gram.columns]
+        with watched(capture.grams.items(), "inspect: layers decomposed") as grams:
+            for name, gram in grams:
+                found[name] = dict(zip(THRESHOLDS, first_ranks(gram, THRESHOLDS), strict=True))
+    require_called(called)
+    return found
 
 
 def _row(

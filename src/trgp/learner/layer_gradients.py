@@ -1,7 +1,4 @@
-"""A task's loss and data, layer by layer: its gradients, and the Gram matrices of the inputs.
-
-The trust region is measured by the gradients, the memory grows by the inputs.
-"""
+"""The gradient of a task's loss, layer by layer: what the trust region is measured by."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import GramCapture, check_finite_input, observing
+from ..core.capture import check_finite_input, observing
 from ..core.layers import Layer, Site
 from .loader_batches import samples_in, tensors_in
 
@@ -67,17 +64,6 @@ def layer_gradients(
             # Batches may differ in size: the mean over all samples weighs each by its own.
             sums[name] += samples_in(batch) * layer.pack([gradients[p] for p in layer.params])
     return sums, sorted(used)
-
-
-def layer_inputs(
-    model: nn.Module, layers: Mapping[str, Layer], batches: Iterable[Any], loss_fn: LossFn
-) -> GramCapture:
-    """Run the batches through the model without gradients; return every layer's Gram matrix."""
-    capture = GramCapture(layers.values())
-    with torch.no_grad(), observing(layers.values(), capture):
-        for batch in batches:
-            loss_fn(model, batch)
-    return capture
 
 
 def require_called(called: Collection[str]) -> None:

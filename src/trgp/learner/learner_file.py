@@ -87,6 +87,7 @@ def describe(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "frozen": list(known.frozen),
         "selected": [record.selected for record in known.tasks.values()],
         "used": [record.used for record in known.tasks.values()],
+        "scores": [record.scores for record in known.tasks.values()],
     }
     if known.open is not None:
         meta["open"] = _describe_open(learner, known.open, tensors)
@@ -136,13 +137,14 @@ def fill(
         )
         for name in state.plan.layers
     }
-    used = meta.get("used", [[]] * len(meta["tasks"]))
+    used, scores = (meta.get(key, [[]] * len(meta["tasks"])) for key in ("used", "scores"))
     tasks = {
         task: TaskRecord(
             meta["selected"][i],
             _changes(i, meta["selected"][i], tensors),
             _copies(learner, i, task, tensors, path),
             used[i],
+            scores[i],
         )
         for i, task in enumerate(meta["tasks"])
     }

@@ -39,6 +39,7 @@ class TaskRecord:
     changes: dict[str, Change]  # per layer with a trust region
     copies: dict[str, Tensor]  # per-task parameters and buffers, by name
     used: list[str] = field(default_factory=list)  # excluded parameters that it needs
+    scores: list[float] = field(default_factory=list)  # of all tasks until then, if evaluated
 
     @property
     def nbytes(self) -> int:

@@ -70,6 +70,12 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
             )
 
 
+def resized(model: nn.Module, frozen: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters in the place of frozen ones, where they have another shape now."""
+    here = dict(model.named_parameters())
+    return {n: here[n] for n, p in frozen.items() if n in here and here[n].shape != p.shape}
+
+
 def trainable(
     model: nn.Module, plan: Plan, exclude: Sequence[str], norm: Norm, *, first: bool
 ) -> None:
