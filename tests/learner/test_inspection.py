@@ -1,9 +1,11 @@
 """What `inspect` tells is what a learner then does, and nothing in the model changes."""
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,6 +254,20 @@ def test_equal_notes_are_told_once() -> None:
 def test_a_part_left_alone_is_one_row() -> None:
     model = nn.ModuleDict({"backbone": mlp(4, 4, 4).requires_grad_(False), "head": mlp(4, 2)})
     assert verdicts(model) == {"backbone": "left alone", "head.0": "protected"}
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """To the letter, but for ranks: how many directions are no rounding may differ elsewhere."""
+    page = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text()
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, flags=re.DOTALL)
+    assert len(pairs) == page.count("```python")
+    names: dict[str, Any] = {}
+    for block, text in pairs:
+        exec(compile(block, "docs/inspect.md", "exec"), names)
+        shown = capsys.readouterr().out
+        if "loss_fn" in block:
+            shown, text = (re.sub(r"[\d.]+( .?i?B)?| +", " ", each) for each in (shown, text))
+        assert shown == text
 
 
 # ---- nothing changes ----------------------------------------------------------------------------
