@@ -238,7 +238,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"device": "gpu"}, "There is no device 'gpu'; give auto, cpu, cuda or cuda:0"),
     ({"device": "meta"}, "meta is not supported"),
     ({"device": 3}, "device"),
-    ({"network": nn.Linear}, "Give another network to a benchmark as model="),
+    ({"network": nn.Linear}, "another network as model='module:Class'"),
     ({"preset": None}, "preset"),
 ]
 
