@@ -725,9 +725,7 @@ def test_a_checkpoint_in_the_place_of_the_other_is_refused(
     move(folder / name, folder / place)
     if move is shutil.move and name == "task.safetensors":
         (folder / name).write_bytes(both[folder / name])  # alone an epoch's file is never read
-    sentence = (
-        rf"The checkpoint .*{place} is a {name} in place of {place}; put it back, or give"
-    )
+    sentence = rf"The checkpoint .*{place} is a {name} in place of {place}; put it back, or give"
     with pytest.raises(RunError, match=sentence):
         run_case("trgp", tmp_path)
 
