@@ -202,7 +202,7 @@ def test_a_process_that_is_killed(trgp: Trgp, own: str) -> None:
     ("words", "says"),
     {
         "--jobs 0": "--jobs must be a whole number of at least 1, not 0.",
-        "--jobs 2 --together 3": "Only on a GPU, with captured steps, do runs learn together",
+        "--jobs 2 --together 3": "need a GPU and captured steps; leave `together` out",
         "--jobs 2 --threshold 0.9,0.8": "threshold has 2 values for 3 layers",
         "--jobs 2 --tasks 11": "permuted-digits has 10 tasks",
         "--jobs 2 --model nowhere:Net": "cannot be imported",

@@ -161,7 +161,7 @@ def test_paths_and_names_of_ones_own(trgp: Trgp, here: Path) -> None:
         assert says in err
     code, _, err = trgp("run", *SMALL, "--method", "lazy_methods:Functional", "--key", "abs")
     assert code == 2
-    assert "which a result cannot hold" in err
+    assert "which a result cannot store" in err
     with pytest.raises(ZeroDivisionError):
         trgp("run", *SMALL, "--method", "lazy_methods:Broken")
 
