@@ -296,7 +296,7 @@ def test_ctrl_c_and_the_command_that_goes_on(
     os.killpg(long.pid, signal.SIGINT)  # to all of them, as a terminal does
     out, err = long.communicate(timeout=60)
     assert (long.returncode, out) == (130, "")
-    says, again = err.split("Go on with: ")
+    says, again = err.split("Resume with: ")
     assert "Traceback" not in says
     assert re.search(r"trgp: Interrupted; \d of 3 cells are finished, and every", says)
     assert gone(pids)
