@@ -214,7 +214,7 @@ def test_commands_that_are_refused(trgp: Trgp, here: Path) -> None:
         "gone.toml": "There is no file gone.toml",
         "folder": "folder cannot be read",
         "small.toml --jobs 0": "--jobs must be a whole number of at least 1, not 0.",
-        "small.toml --seeds x": "--seeds takes how many",
+        "small.toml --seeds x": "--seeds takes a number of seeds",
         "small.toml --seeds 0": "There is no seed to run",
         "small.toml --device tpu": "There is no device 'tpu'",
         "small.toml --epochs 3": "trgp sweep has no option --epochs",

@@ -27,7 +27,7 @@ class Argument:
     """One argument that a parser takes."""
 
     name: str
-    """As typed, with hyphens inside."""
+    """The name as typed, with hyphens inside."""
     kind: Any
     required: bool
     positional: bool

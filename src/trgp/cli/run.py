@@ -32,7 +32,7 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 @dataclass(frozen=True)
 class Running:
-    """What to run, where, and what to log."""
+    """Choose the method, the seeds, the device and the output of a run."""
 
     method: Annotated[str, arg(metavar="METHOD")] = "trgp"
     """The method's name, or a class of your own as module:Class."""
