@@ -148,7 +148,7 @@ def test_what_is_not_there(trgp: Trgp, tmp_path: Path) -> None:
 def test_what_would_be_overwritten_is_refused(trgp: Trgp, runs: Path, tmp_path: Path) -> None:
     code, out, err = trgp("report", "--out", "runs")
     assert (code, out) == (2, "")
-    assert err == "trgp: runs holds files, but no report; give --out a new or an empty folder.\n"
+    assert err == "trgp: runs holds files but no report; give --out a new or an empty folder.\n"
     (tmp_path / "file").write_text("")
     assert trgp("report", "--out", "file").err == "trgp: file is a file; give another --out.\n"
 

@@ -283,7 +283,7 @@ def test_runs_at_once_are_on_the_same_device() -> None:
     ]
     assert relative == ["1.00", "1.00", "–"]
     assert rows(table, method="gpm")[0]["device"].text == "cuda (NVIDIA H200), 5 runs at once"
-    assert "its share of the device's" in table.note
+    assert "share of the device time" in table.note
     assert report.summary[1].endswith("on cuda (NVIDIA H100); cuda (NVIDIA H200).")
 
 

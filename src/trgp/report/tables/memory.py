@@ -18,7 +18,7 @@ COLUMNS = (
     "device",
 )
 NOTE = (
-    "Counted are all tensors that a method stores after the last task: bases, scalings, "
+    "The memory counts all tensors that a method stores after the last task: bases, scalings, "
     "importances, samples, networks. The peak is the largest allocation on a GPU, or on a CPU the "
     "largest size of the process, Python and torch included. Concurrent runs share one peak, "
     "measured for all of them together. Figures are means over seeds."
