@@ -22,6 +22,7 @@ from companies import (
 )
 from helpers import ConvNet, Vit
 from small_runs import some_tasks
+from support import inside
 from torch import Tensor, nn
 
 import trgp
@@ -57,8 +58,8 @@ def tasks(count: int, dtype: torch.dtype) -> list[list[Batch]]:
 
 def learn(learner: GPM, task: int, loader: list[Batch], *, adam: bool, steps: int = 30) -> None:
     learner.begin_task(task, loader, loss_fn)
-    groups = learner.param_groups(lr=1e-3)
-    optimizer = learner.attach(torch.optim.AdamW(groups) if adam else torch.optim.SGD(groups))
+    kind = torch.optim.AdamW if adam else torch.optim.SGD
+    optimizer = learner.attach(kind(learner.parameters(), lr=1e-3))
     learner.model.train()
     batch = tuple(t.cuda() for t in loader[0])
     loss_fn(learner.model, batch).backward()  # libraries set themselves up on their first call
@@ -137,9 +138,9 @@ def test_half_precision_training_with_a_grad_scaler_protects_the_memory() -> Non
         scaler.update()
         scales.append(scaler.get_scale())
     assert scales[-1] < scales[0]  # steps were skipped
-    for pin in learner._guard.pins:
-        coordinates = pin._inner(pin.params, pin.M)
-        torch.testing.assert_close(coordinates, pin.C, rtol=1e-4, atol=1e-5)
+    for name, K in inside.present_coordinates(learner).items():
+        found = inside.matrices(learner)[name] @ inside.bases(learner)[name].M
+        torch.testing.assert_close(found, K, rtol=1e-4, atol=1e-5)
     learner.end_task(loaders[1])
 
 

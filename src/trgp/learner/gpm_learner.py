@@ -5,21 +5,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import GramCapture, observing
+from ..core.capture import Gram
 from ..core.keep import Form
-from ..core.layers import Layer
-from ..core.memory import Change, in_memory_order, scalings_of
+from ..core.memory import Change, Memory, in_memory_order, scalings_of
 from ..core.plan import unmatched
 from ..core.subspace import Extension, extend
 from ..options import (
     Option,
     RankOption,
     check_count,
+    check_norm,
     check_option,
     check_patterns,
     check_rank,
@@ -30,15 +30,19 @@ from ..types import Norm, PathLike, TaskId, matches
 from . import learner_file, model_checks, ranks
 from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
 from .layer_guard import LayerGuard
+from .layer_inputs import layer_inputs, passes
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
+from .progress import watched
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
+if TYPE_CHECKING:
+    from .evaluation import Metric, Scores
+
 AnyOptimizer = TypeVar("AnyOptimizer")
 
-GRAM_BYTES = 4 << 30  # of float64 matrices at once: more layers than fit take another pass
 KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
@@ -79,18 +83,15 @@ class GPM:
             norm: norm layers are frozen after the first task ("freeze"), copied for every task
                 ("per_task"), or left trainable and shared ("shared").
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        model_checks.module(model)
         self.threshold = check_option("threshold", threshold, zero=False)
         self.max_rank = check_rank(max_rank)
-        if norm not in ("freeze", "per_task", "shared"):
-            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.memory_samples = (
             None if memory_samples is None else check_count("memory_samples", memory_samples)
         )
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
-        self.norm: Norm = norm
+        self.norm = check_norm(norm)
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
         self._notice()
 
@@ -122,10 +123,12 @@ class GPM:
             state.require_idle("begin_task")
             if task in state.known.tasks:
                 raise ValueError(
-                    f"Task {task!r} has been learnt already; give the new one its own id."
+                    f"Task {task!r} has been learnt already; for more data of it begin a task with "
+                    "a new id and the same head, and use that id from then on."
                 )
             state.meet()
             self._check_data_parallel()
+            self._notice_resized()
             plan = state.plan
             model_checks.trainable(
                 state.bare, plan, self.exclude, self.norm, first=not state.known.tasks
@@ -195,6 +198,7 @@ class GPM:
                 learnt = self._learnt(opened, extensions)
                 if not state.known.tasks:
                     learnt = replace(learnt, frozen=state.freeze())
+                self._notice_full(learnt)
                 state.known = learnt
             except BaseException:
                 state.settle()
@@ -214,6 +218,7 @@ class GPM:
                 state.begin_change(None)
                 given_up = replace(state.known, open=None, undo=None)
                 if given_up.active is not None:
+                    model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
                 state.known = given_up
@@ -238,6 +243,35 @@ class GPM:
             state.require_active()
             with state.visit(task):
                 yield self.model
+
+    def evaluate(self, loaders: Mapping[TaskId, Iterable[Any]], metric: "Metric") -> "Scores":
+        """Score every learnt task with its own weights; call it after each end_task.
+
+        `metric(model, batch, task)` returns the mean score of a batch, its accuracy say; batches
+        weigh by their samples. The model is in eval mode, and afterwards as it was. The scores stay
+        with the learner, also in its file: those returned are of all tasks so far. Loaders of tasks
+        that are not learnt yet are not read.
+        """
+        from . import evaluation  # what only some loops need is no part of `import trgp`
+
+        state = self._state
+        with state.alone("evaluate"):
+            state.require_idle("evaluate")
+            evaluation.refuse_loaders(loaders, self.tasks)
+            scores = []
+            for task in self.tasks:
+                with self.task(task):
+                    scores.append(
+                        evaluation.mean_score(
+                            self._called, loaders[task], metric, task, self._device
+                        )
+                    )
+            tasks = dict(state.known.tasks)
+            last = self.tasks[-1]
+            tasks[last] = replace(tasks[last], scores=scores)
+            state.known = replace(state.known, tasks=tasks)
+            rows = tuple(tuple(record.scores) for record in tasks.values())
+            return evaluation.Scores(tuple(tasks), rows)
 
     def detach(self, task: TaskId) -> nn.Module:
         """Leave the plain model, holding that task's weights for good; the learner ends here."""
@@ -348,6 +382,7 @@ class GPM:
             state.require_home("save")
             state.meet()
             state.require_active()
+            state.guard.settle()
             if ranks.rank() == 0:
                 learner_file.save(self, path, include_model=include_model)
 
@@ -376,6 +411,7 @@ class GPM:
         with state.alone("state_dict"):
             state.require_home("state_dict")
             state.meet()
+            state.guard.settle()
             meta, tensors = learner_file.describe(self)
             return {"meta": meta, "tensors": {k: t.detach().clone() for k, t in tensors.items()}}
 
@@ -454,32 +490,32 @@ class GPM:
                 torch.distributed.broadcast(buffer, 0)
         loss_fn = opened.loss_fn
         assert loss_fn is not None
+        whole = loader if self.memory_samples is None else None
         extensions: dict[str, Extension] = {}
         called: list[str] = []
-        for part in _parts(layers.values()):
-            capture = GramCapture(part)
+        for part in passes(layers.values()):
+            batches = first_samples(loader, ranks.share_of(self.memory_samples))
             with (
                 ranks.agreed(device),
                 undisturbed(state.model, loader),
-                torch.no_grad(),
-                observing(part, capture),
+                watched(batches, "end_task: batches read", whole) as seen,
             ):
-                for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
-                    loss_fn(self._called, batch)
+                capture = layer_inputs(self._called, part, seen, loss_fn)
             for gram in capture.grams.values():
                 gram.reduce(ranks.summed, ranks.largest)
             capture.finite()
             called += [name for name, gram in capture.grams.items() if gram.columns]
-            made = ranks.tensors_from_first(partial(self._extended, opened, capture), device)
+            with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
+                made = ranks.tensors_from_first(partial(self._extended, opened, grams), device)
             for name in capture.grams:
                 M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
                 extensions[name] = Extension(M, ranks_now, mask)
         require_called(called)
         return extensions
 
-    def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
+    def _extended(self, opened: OpenTask, grams: Iterable[tuple[str, Gram]]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, gram in capture.grams.items():
+        for name, gram in grams:
             memory = self._state.known.memory[name]
             extension = extend(
                 memory.M,
@@ -543,6 +579,38 @@ class GPM:
                 ", ".join(state.plan.others),
             )
 
+    def _notice_resized(self) -> None:
+        """Tell of frozen parameters that were given another shape; from then on that is theirs."""
+        state = self._state
+        resized = model_checks.resized(state.bare, state.known.frozen)
+        for name, param in resized.items():
+            log.warning(
+                "'%s' was frozen after the first task with shape %s and has shape %s now; nothing "
+                "trains it: give what is new its values by hand, or make a learner with "
+                "exclude=['%s'], whose tasks all train it.",
+                name,
+                tuple(state.known.frozen[name].shape),
+                tuple(param.shape),
+                name,
+            )
+        state.known = replace(state.known, frozen=state.known.frozen | resized)
+
+    def _notice_full(self, learnt: Known) -> None:
+        """Tell of layers whose memory this task has filled."""
+        before = self._state.known.memory
+        full = [
+            name
+            for name, memory in learnt.memory.items()
+            if _is_full(memory) and not _is_full(before[name])
+        ]
+        if full:
+            log.warning(
+                "The memory of %s is full after task %r: later tasks find no direction of their "
+                "own there. A learner with a lower threshold or with max_rank leaves them some.",
+                ", ".join(map(repr, full)),
+                learnt.active,
+            )
+
     def _notice_buffers(self, before: Mapping[str, Tensor]) -> None:
         now = dict(self._state.bare.named_buffers())
         moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
@@ -583,16 +651,5 @@ class GPM:
             )
 
 
-def _parts(layers: Iterable[Layer]) -> list[list[Layer]]:
-    """Layers in parts whose Gram matrices lie in memory together."""
-    parts: list[list[Layer]] = []
-    held = GRAM_BYTES
-    for layer in layers:
-        groups, _, n = layer.shape
-        size = 8 * groups * n * n
-        if held + size > GRAM_BYTES:
-            parts.append([])
-            held = 0
-        parts[-1].append(layer)
-        held += size
-    return parts
+def _is_full(memory: Memory) -> bool:
+    return bool((memory.ranks == memory.M.shape[1]).all())

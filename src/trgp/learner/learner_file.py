@@ -87,6 +87,7 @@ def describe(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "frozen": list(known.frozen),
         "selected": [record.selected for record in known.tasks.values()],
         "used": [record.used for record in known.tasks.values()],
+        "scores": [record.scores for record in known.tasks.values()],
     }
     if known.open is not None:
         meta["open"] = _describe_open(learner, known.open, tensors)
@@ -136,13 +137,14 @@ def fill(
         )
         for name in state.plan.layers
     }
-    used = meta.get("used", [[]] * len(meta["tasks"]))
+    used, scores = (meta.get(key, [[]] * len(meta["tasks"])) for key in ("used", "scores"))
     tasks = {
         task: TaskRecord(
             meta["selected"][i],
             _changes(i, meta["selected"][i], tensors),
             _copies(learner, i, task, tensors, path),
             used[i],
+            scores[i],
         )
         for i, task in enumerate(meta["tasks"])
     }
@@ -199,9 +201,10 @@ def _open(learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tenso
     guarded.resumed = meta["resumed"]
     guarded.forms = dict(meta["forms"])
     for name, guard in guarded.layers.items():
-        guard.steps = meta["steps"][name]
+        K = guard.K
         if guard.region.blocks:
-            guard.K = in_region_order(tensors[f"open/K/{name}"].to(guard.K), guard.region)
+            K = in_region_order(tensors[f"open/K/{name}"].to(K), guard.region)
+        guard.resume(meta["steps"][name], K)
     prefix = "open/buffer/"
     buffers = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     return OpenTask(

@@ -39,6 +39,7 @@ class TaskRecord:
     changes: dict[str, Change]  # per layer with a trust region
     copies: dict[str, Tensor]  # per-task parameters and buffers, by name
     used: list[str] = field(default_factory=list)  # excluded parameters that it needs
+    scores: list[float] = field(default_factory=list)  # of all tasks until then, if evaluated
 
     @property
     def nbytes(self) -> int:
@@ -207,10 +208,10 @@ class LearnerState:
     @contextmanager
     def visit(self, task: TaskId) -> Iterator[None]:
         """Hold a task's weights; on exit every bit is back."""
+        self.guard.settle()
         tensors: list[Tensor] = [p for layer in self.plan.layers.values() for p in layer.params]
         tensors += [slot.param for slot in self.plan.per_task.values()]
         before = [(t, t.detach().clone()) for t in tensors]
-        self.guard.settle()
         try:
             self.become(task)
             self.visits.append(before)

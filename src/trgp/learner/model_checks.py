@@ -29,6 +29,12 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
+def module(model: Any) -> None:
+    """Refuse a model that is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+
+
 def whole_parameters(model: nn.Module) -> None:
     """Refuse parameters of which this process holds a part, or none for now."""
     for name, param in model.named_parameters():
@@ -62,6 +68,12 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
                 "of the original shape back."
             )
+
+
+def resized(model: nn.Module, frozen: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters in the place of frozen ones, where they have another shape now."""
+    here = dict(model.named_parameters())
+    return {n: here[n] for n, p in frozen.items() if n in here and here[n].shape != p.shape}
 
 
 def trainable(
@@ -111,14 +123,20 @@ def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> No
         K, C = guard.K, guard.region.C
         if guard.region.blocks and not float((K - C).norm()) < DIVERGED * float(C.norm() + 1):
             raise RuntimeError(
-                f"What layer '{name}' reuses of old tasks has diverged; call abort_task() or go "
-                "back to the last save, and train with a smaller learning rate or scale_rate."
+                f"What layer '{name}' reuses of old tasks has diverged; load earlier weights of "
+                "the model or go back to the last save, and train with a smaller learning rate or "
+                "scale_rate."
             )
+    finite(layers)
+
+
+def finite(layers: Mapping[str, Layer]) -> None:
+    """Refuse weights that are no numbers."""
     for name, layer in layers.items():
         if not all(bool(p.isfinite().all()) for p in layer.params):
             raise RuntimeError(
-                f"Layer '{name}' has NaN or infinite weights; go back to the last save and train "
-                "with a smaller learning rate."
+                f"Layer '{name}' has NaN or infinite weights; load earlier weights of the model or "
+                "go back to the last save, and train with a smaller learning rate."
             )
 
 
