@@ -102,7 +102,7 @@ function entry(table, row, cell, c, numeric) {
     parts[0] = make("button", { type: "button", title: cell.note, "data-key": key, click }, text);
   }
   if (cell.mark === "best") parts.push(make("span", { class: "unseen" }, " (best)"));
-  if (cell.mark === "near") parts.push(make("span", { class: "unseen" }, " (not significantly different from the best)"));
+  if (cell.mark === "near") parts.push(make("span", { class: "unseen" }, " (near the best)"));
   const kinds = [cell.mark, numeric ? "number" : text.length <= SHORT && "short"];
   return make("td", { class: kinds.filter(Boolean).join(" ") || null }, ...parts);
 }
