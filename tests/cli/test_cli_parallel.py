@@ -248,7 +248,7 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids)
-    says, again = err.strip().split("Go on with: ")
+    says, again = err.strip().split("Resume with: ")
     assert says.startswith("trgp: Interrupted; every finished epoch is saved in runs/")
     assert "Traceback" not in says
     assert shlex.split(again) == ["trgp", *command]

@@ -214,7 +214,7 @@ def test_commands_that_are_refused(trgp: Trgp, here: Path) -> None:
         "gone.toml": "There is no file gone.toml",
         "folder": "folder cannot be read",
         "small.toml --jobs 0": "--jobs must be a whole number of at least 1, not 0.",
-        "small.toml --seeds x": "--seeds takes how many",
+        "small.toml --seeds x": "--seeds takes a number of seeds",
         "small.toml --seeds 0": "There is no seed to run",
         "small.toml --device tpu": "There is no device 'tpu'",
         "small.toml --epochs 3": "trgp sweep has no option --epochs",
@@ -296,7 +296,7 @@ def test_ctrl_c_and_the_command_that_goes_on(
     os.killpg(long.pid, signal.SIGINT)  # to all of them, as a terminal does
     out, err = long.communicate(timeout=60)
     assert (long.returncode, out) == (130, "")
-    says, again = err.split("Go on with: ")
+    says, again = err.split("Resume with: ")
     assert "Traceback" not in says
     assert re.search(r"trgp: Interrupted; \d of 3 cells are finished, and every", says)
     assert gone(pids)

@@ -339,7 +339,7 @@ def test_a_damaged_result_fails_its_own_cell_alone(
     found = {e.cell.seed: e for e in carry_out(plan(cells, place), place, 3, str)}
     assert found[0].result is not None
     assert found[2].result is not None
-    assert "no JSON or was cut short" in found[1].failure
+    assert "not JSON or was cut short" in found[1].failure
 
 
 TOLD_WHILE_TIDYING = """
