@@ -212,7 +212,14 @@ def precision() -> str:
     return rows_markdown(Table("", "", columns, tuple(rows)))
 
 
-TABLES = {"front": front, "embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
+TABLES = {
+    "front": front,
+    "embedded": embedded,
+    "papers": papers,
+    "steps": steps,
+    "bases": bases,
+    "engine": engine,
+}
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
 TABLES |= {
     "samples": _with("more", reproduction.samples),

@@ -754,7 +754,9 @@ CRAFTED: list[tuple[tuple[str, ...], Sequence[Any]]] = [
 
 def refused(out: Path) -> None:
     """By a sentence that names the file and says what can be done."""
-    with pytest.raises(RunError, match=r"^The checkpoint .*\.safetensors (is|belongs) .* --fresh.*\.$"):
+    with pytest.raises(
+        RunError, match=r"^The checkpoint .*\.safetensors (is|belongs) .* --fresh.*\.$"
+    ):
         run_case("finetune", out)
 
 
