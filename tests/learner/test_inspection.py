@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ConvNet, Cross, ResNet, Tied, Vit, classification, cross_entropy, mlp
+from support import inside
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -97,11 +98,11 @@ def test_every_parameter_meets_the_fate_that_was_told(
     protected = {n: row.directions for n, row in rows.items() if row.verdict == "protected"}
     assert protected == {name: whole for name, (_, whole) in learner.ranks.items()}
     names = {p: name for name, p in model.named_parameters()}
-    layers = [layer.params for layer in learner._state.plan.layers.values()]
+    layers = [layer.params for layer in inside.layers(learner).values()]
     now = {
         "protected": {names[p] for params in layers for p in params},
-        "frozen": set(learner._state.known.frozen),
-        "copied": set(learner._state.known.tasks[0].copies) & set(names.values()),
+        "frozen": inside.frozen(learner),
+        "copied": inside.copies(learner, 0) & set(names.values()),
     }
     for verdict, found in now.items():
         size = sum(model.get_parameter(name).numel() for name in found)
