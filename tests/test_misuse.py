@@ -1,6 +1,9 @@
 """Misuse gets a sentence that names the culprit and the way out, and changes nothing (point 10)."""
 
 import copy
+import logging
+import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -255,6 +258,59 @@ def test_an_optimizer_that_leaves_out_excluded_parts_is_fine() -> None:
     learner = learnt(1)
     body = [p for n, p in learner.model.named_parameters() if not n.startswith("head")]
     learner.attach(torch.optim.SGD(body, lr=0.1))
+
+
+@pytest.mark.parametrize("key", ["optimizer", "base_optimizer", "_optimizer"])
+def test_wrappers_of_other_libraries_are_attached_as_they_are(key: str) -> None:
+    """With the torch optimizer inside, under any of the names they have for it."""
+    learner = learnt(1)
+    learner.begin_task(1, [a_batch(1)], cross_entropy)
+    inner = torch.optim.SGD(learner.parameters(), lr=0.1)
+    wrapper = types.SimpleNamespace(**{key: inner})
+    assert learner.attach(wrapper) is wrapper
+    cross_entropy(learner.model, a_batch(1)).backward()
+    inner.step()
+    with pytest.raises(RuntimeError, match="was not attached"):
+        torch.optim.SGD(learner.parameters(), lr=0.1).step()
+    learner.end_task([a_batch(1)])
+
+
+def test_a_head_that_no_attached_optimizer_holds(caplog: pytest.LogCaptureFixture) -> None:
+    """It is excluded, so it may be left out; but this task's loss depends on it."""
+    learner = learnt(1)
+    body = [p for n, p in learner.model.named_parameters() if not n.startswith("head")]
+    optimizer = learner.attach(torch.optim.SGD(body, lr=0.1))
+    with caplog.at_level(logging.WARNING, logger="trgp"):
+        learner.begin_task(1, [a_batch(1)], cross_entropy)
+    assert "No attached optimizer holds 'head.bias', 'head.weight', which task 1" in caplog.text
+    caplog.clear()
+    learner.abort_task()
+    optimizer.add_param_group({"params": list(learner.model.head.parameters())})
+    with caplog.at_level(logging.WARNING, logger="trgp"):
+        learner.begin_task(1, [a_batch(1)], cross_entropy)
+    assert not caplog.text
+
+
+def test_a_call_from_a_second_thread() -> None:
+    learner = learnt(1)
+    told = []
+
+    def elsewhere() -> None:
+        try:
+            learner.state_dict()
+        except RuntimeError as error:
+            told.append(str(error))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return cross_entropy(model, batch)
+
+    learner.begin_task(1, [a_batch(1)], loss_fn)
+    assert told[0].startswith("state_dict was called while another thread uses this learner; ")
+    elsewhere()
+    assert len(told) == 1
 
 
 def test_lbfgs() -> None:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import classification, cross_entropy, train
+from support import inside
 from torch import Tensor, nn
 
 import trgp
-from trgp import GPM, TRGP
+from trgp import GPM, TRGP, UnknownTaskError
 
 SOURCE = str(Path(trgp.__file__).parent)
 
@@ -138,6 +139,9 @@ def state_of(learner: GPM) -> dict[str, Any]:
         "ranks": learner.ranks,
         "bytes": (learner.memory_bytes, learner.task_bytes),
         "repr": repr(learner),
+        "coordinates": {name: K.tolist() for name, K in inside.present_coordinates(learner).items()}
+        if "learning" in repr(learner)
+        else {},
     }
 
 
@@ -190,7 +194,8 @@ def interrupted(cls: type[GPM], call: str, tasks: int, positions: int, path: Pat
         _, raised = at_line(line, partial(CALLS[call], learner, tasks))
         assert raised
         if differences(state_of(learner), was) and differences(state_of(learner), then):
-            learner.state_dict()  # the next call puts back what the interrupted one could not
+            with pytest.raises(UnknownTaskError):  # the next call, of whatever kind, puts it back
+                learner.task("no task").__enter__()
         found = state_of(learner)
         which = "after" if differences(found, was) else "before"
         place = f"line {line} of {lines}, {which}"

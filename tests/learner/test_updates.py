@@ -374,6 +374,19 @@ def test_foreign_weights_are_adopted_and_told(caplog: pytest.LogCaptureFixture) 
     assert_old_tasks_hold(learner, old)
 
 
+def test_foreign_weights_are_adopted_after_a_visit() -> None:
+    """Which puts back what was there: that is no writing of the guard's own."""
+    learner = opened()
+    old = old_coordinates(learner)
+    with torch.no_grad():
+        for p in learner.model.parameters():
+            p += 0.1
+    with learner.task(0):
+        pass
+    learner.end_task([a_batch(2)])
+    assert_old_tasks_hold(learner, old)
+
+
 def test_weights_of_new_parameters_are_adopted(caplog: pytest.LogCaptureFixture) -> None:
     """`load_state_dict(assign=True)` puts other parameters in their places."""
     learner = opened()
