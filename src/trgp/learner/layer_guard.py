@@ -210,7 +210,7 @@ class LayerGuard:
         """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
-        W = weight.reshape(self.layer.groups, -1, kernel).to(basis.dtype)
+        W = self.layer.layout.matrices(weight).to(basis.dtype)
         inner = W @ basis[:, :kernel]
         for i, bias in enumerate(biases):
             b = bias.reshape(self.layer.groups, -1, 1).to(basis.dtype)
@@ -222,10 +222,11 @@ class LayerGuard:
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
         if weight.dtype == basis.dtype and weight.is_contiguous():
-            rows = weight.view(self.layer.groups, -1, kernel)
-            rows.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
+            W = self.layer.layout.matrices(weight)
+            W.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
         else:
-            weight.add_((inner @ basis[:, :kernel].mT).reshape(weight.shape), alpha=sign)
+            change = self.layer.layout.tensor(inner @ basis[:, :kernel].mT, weight)
+            weight.add_(change, alpha=sign)
         for i, bias in enumerate(biases):
             change = inner @ basis[:, kernel + i].unsqueeze(2)
             bias.add_(change.reshape(bias.shape), alpha=sign)
