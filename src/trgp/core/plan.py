@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..types import Norm, matches
-from . import library_kinds, torch_kinds  # noqa: F401  they register what is known
+from . import library_kinds, recurrent_kinds, torch_kinds  # noqa: F401  they register what is known
 from .layer_kinds import is_known, is_norm, refusal_of, sites_of
 from .layers import Layer, Refusal, Site, Slot, join
 

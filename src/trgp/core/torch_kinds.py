@@ -15,8 +15,6 @@ from .layers import Layout, Site, join
 protects(nn.Linear)(rows)
 refuse(nn.Bilinear, "a kind that cannot be protected: its output is not linear in one input")
 refuse(_ConvTransposeNd, "a kind that cannot be protected yet")
-for _recurrent in (nn.RNNBase, nn.RNNCellBase):
-    refuse(_recurrent, "a kind that cannot be protected: its hidden states are out of sight")
 
 
 # ---- convolutions ------------------------------------------------------------------------------
