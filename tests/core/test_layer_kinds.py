@@ -12,7 +12,10 @@ from support.foreign import (
     CastLinear,
     Conv1D,
     Conv2dSame,
+    Experts,
     LlamaRMSNorm,
+    Mixture,
+    Router,
     StdConv2d,
     T5LayerNorm,
     named,
@@ -72,6 +75,9 @@ KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
         (torch.randn(2, 4, 5, 4),),
         {},
     ),
+    "router": lambda: (Router(9, 4, 2), (torch.randn(2, 3, 9),), {}),
+    "experts": lambda: (Mixture(9, 12, 3), (torch.randn(2, 3, 9),), {}),
+    "experts transposed": lambda: (Mixture(9, 12, 3, transposed=True), (torch.randn(5, 9),), {}),
     "timm's Linear": lambda: (CastLinear(9, 4), (torch.randn(3, 9),), {}),
 }
 
@@ -138,6 +144,36 @@ def test_a_transposed_weight_is_stepped_in_its_own_memory() -> None:
         guard.keep_update()
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < weight.nbytes
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_mixture_of_experts_does_not_forget(transposed: bool) -> None:
+    """Every expert is protected against its own tokens alone."""
+    model = nn.Sequential(nn.Linear(12, 20), Mixture(20, 24, 3, transposed), nn.Linear(20, 4))
+    learner = TRGP(model.double(), threshold=1.0)
+    experts = {"1.experts.gate_up_proj", "1.experts.down_proj"}
+    assert set(learner.ranks) == {"0", "1.gate", "2"} | experts
+    batches = [classification(t, 12, samples=5, dtype=torch.float64, rank=3) for t in range(3)]
+    answers = []
+    for task, batch in enumerate(batches):
+        before = model[1].experts.down_proj.detach().clone()
+        learn(learner, task, [batch], make=torch.optim.AdamW, lr=0.01)
+        assert not torch.equal(before, model[1].experts.down_proj)
+        answers.append(model(batch[0]).detach())
+    for task, batch in enumerate(batches):
+        with learner.task(task):
+            assert_close(model(batch[0]), answers[task], 1e-9)
+    held = learner._state.known.memory["1.experts.gate_up_proj"]
+    assert held.M.shape[:2] == (3, 20)
+    assert int(held.ranks.sum()) <= 2 * sum(len(x) for x, _ in batches)
+
+
+def test_experts_of_another_make_are_frozen_as_other_parameters() -> None:
+    module = Experts(6, 8, 3)
+    module.has_bias = True
+    plan = make_plan(nn.Sequential(module), [], [], "freeze")
+    assert not plan.layers
+    assert set(plan.others) == {"0.gate_up_proj", "0.down_proj"}
 
 
 def test_a_standardised_weight_is_refused_with_the_reason() -> None:

@@ -88,3 +88,61 @@ class LlamaRMSNorm(nn.Module):
 @named("transformers.models.t5.modeling_t5.T5LayerNorm")
 class T5LayerNorm(LlamaRMSNorm):
     """T5's, likewise."""
+
+
+@named("transformers.models.mixtral.modeling_mixtral.MixtralTopKRouter")
+class Router(nn.Module):
+    """Chooses experts for each token."""
+
+    def __init__(self, width: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.weight = nn.Parameter(torch.randn(experts, width))
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = F.linear(x, self.weight)
+        scores, index = torch.topk(F.softmax(logits, -1), self.chosen, -1)
+        return logits, scores / scores.sum(-1, keepdim=True), index
+
+
+@named("transformers.models.mixtral.modeling_mixtral.MixtralExperts")
+class Experts(nn.Module):
+    """The weights of all experts in two parameters."""
+
+    has_gate, has_bias = True, False
+
+    def __init__(self, width: int, inner: int, experts: int, transposed: bool = False) -> None:
+        super().__init__()
+        self.is_transposed = transposed
+        up, down = torch.randn(experts, 2 * inner, width), torch.randn(experts, width, inner)
+        self.gate_up_proj = nn.Parameter(0.3 * (up.mT.contiguous() if transposed else up))
+        self.down_proj = nn.Parameter(0.3 * (down.mT.contiguous() if transposed else down))
+
+    def _apply_gate(self, y: Tensor) -> Tensor:
+        gate, up = y.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        out = torch.zeros_like(hidden_states)
+        for expert in range(len(self.gate_up_proj)):
+            up, down = self.gate_up_proj[expert], self.down_proj[expert]
+            up, down = (up.T, down.T) if self.is_transposed else (up, down)
+            token, place = torch.where(top_k_index == expert)
+            y = F.linear(self._apply_gate(F.linear(hidden_states[token], up)), down)
+            out.index_add_(0, token, y * top_k_weights[token, place, None])
+        return out
+
+
+class Mixture(nn.Module):
+    """Experts and their router."""
+
+    def __init__(self, width: int, inner: int, experts: int, transposed: bool = False) -> None:
+        super().__init__()
+        self.gate = Router(width, experts, 2)
+        self.experts = Experts(width, inner, experts, transposed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        _, weights, index = self.gate(rows)
+        return self.experts(rows, index, weights).view_as(x)
