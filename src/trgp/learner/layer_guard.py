@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..core.keep import Form, Region, reached, shown
 from ..core.layers import Layer
 from ..core.memory import Memory
+from ..core.precision import doubled
 from ..core.subspace import complement
 
 REFRESH = 10  # of so many steps on the complement, one measures the coordinates anew
@@ -154,9 +155,9 @@ class LayerGuard:
         inner = self._inner(self.params, self.region.M)
         D = inner - self.region.C  # not K, which steps that diverged may have left as NaN
         E = reached(D, self.region)
-        size = torch.stack([p.detach().norm().double() for p in self.params]).norm()
+        size = torch.stack([doubled(p.detach().norm()) for p in self.params]).norm()
         parts = (D - E, inner - self.K)
-        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in parts)
+        refused, whole = (float(doubled(x).norm() / size.clamp_min(1e-300)) for x in parts)
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
