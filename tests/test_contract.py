@@ -25,6 +25,7 @@ ROOMS = {
     "fast": "fast",
     "report": "report",
     "cli": "cli __main__",
+    "testing": "testing",
     "trgp": "trgp",
 }
 # Beside itself and what is shared, by room: other rooms, or single modules of them.
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "fast": "core methods benchmarks.models engine",
     "report": "methods benchmarks results engine",
     "cli": "methods benchmarks results engine report",
-    "trgp": "learner engine.run",
+    "testing": "core learner",
+    "trgp": "core.layer_kinds learner engine.run",
 }
 # What still breaks the contract or closes a cycle. Take edges away from here; add none.
 BREAKING = """
@@ -145,4 +147,4 @@ assert not hasattr(trgp, "walk")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    assert int(done.stdout) <= 30
+    assert int(done.stdout) <= 35

@@ -14,7 +14,9 @@ TREE = Path(__file__).parent.parent
 DOCS = TREE / "docs"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/learner.md", "docs/suite.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/layers.md", "docs/learner.md", "docs/suite.md"]
+)
 def test_the_blocks_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

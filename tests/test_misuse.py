@@ -701,7 +701,7 @@ def test_a_frozen_part_that_was_set_free(cls: type[GPM], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.LSTM(6, 8), nn.Bilinear(6, 6, 8), nn.ConvTranspose1d(6, 8, 3)]
+    "layer", [nn.LSTM(6, 8, proj_size=2), nn.Bilinear(6, 6, 8), nn.ConvTranspose1d(6, 8, 3)]
 )
 def test_a_layer_that_cannot_be_protected(layer: nn.Module) -> None:
     kind = type(layer).__name__

@@ -4,9 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["GPM", "TRGP", "UnknownTaskError", "inspect", "run"]
+__all__ = ["GPM", "TRGP", "UnknownTaskError", "inspect", "norm_layer", "protects", "run"]
 
 if TYPE_CHECKING:
+    from .core.layer_kinds import norm_layer as norm_layer
+    from .core.layer_kinds import protects as protects
     from .engine.run import run as run
     from .learner import GPM as GPM
     from .learner import TRGP as TRGP
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
     from .learner.inspection import inspect as inspect
 else:  # out of sight of type checkers, which would take any name for an attribute
     _LEARNERS = dict.fromkeys(("GPM", "TRGP", "UnknownTaskError"), "learner")
-    _MODULES = {"run": "engine.run", "inspect": "learner.inspection", **_LEARNERS}
+    _KINDS = dict.fromkeys(("norm_layer", "protects"), "core.layer_kinds")
+    _MODULES = {"run": "engine.run", "inspect": "learner.inspection", **_LEARNERS, **_KINDS}
 
     def __getattr__(name: str) -> object:
         """Import on first use: torch takes a second, in which Ctrl-C is to end `trgp`."""

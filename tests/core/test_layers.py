@@ -295,8 +295,7 @@ class Named(nn.Linear):
 @pytest.mark.parametrize(
     "module",
     [
-        nn.LSTM(4, 4),
-        nn.GRUCell(4, 4),
+        nn.LSTM(4, 4, proj_size=2),
         nn.ConvTranspose2d(4, 4, 2),
         nn.Bilinear(4, 4, 4),
         weight_norm(nn.Linear(4, 4)),

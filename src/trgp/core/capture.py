@@ -1,6 +1,5 @@
 """Hooks that see every input of every protected layer, and the Gram matrices streamed from them."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .layers import Layer, Site
+from .precision import home_of_float64
 
 Observer = Callable[[Layer, Site, Tensor], None]
 
@@ -41,7 +41,7 @@ class Gram:
         self.columns += columns.shape[1]
         few = 0 < 2 * self.columns < self.A.shape[1]
         # What is kept is a copy: inputs may lie where a loader puts the next batch.
-        X = columns.to(self.A.dtype, copy=few)
+        X = columns.to(self.A, copy=few)
         self.A += X.mT @ X
         self.few = [*self.few, X.mT] if few else []
         # Half precision counts as float32: n * eps would otherwise exceed the largest eigenvalue.
@@ -68,12 +68,13 @@ class GramCapture:
         self.grams: dict[str, Gram] = {}
         for layer in layers:
             groups, _, n = layer.shape
-            A = torch.zeros(groups, n, n, dtype=torch.float64, device=layer.weight.param.device)
+            home = home_of_float64(layer.weight.param.device)
+            A = torch.zeros(groups, n, n, dtype=torch.float64, device=home)
             self.grams[layer.name] = Gram(A)
 
     def __call__(self, layer: Layer, site: Site, x: Tensor) -> None:
         check_input(layer, x)
-        unfolded = x.numel() * math.prod(getattr(site.module, "kernel_size", (1,)))
+        unfolded = x.numel() * site.unfolds
         for part in torch.split(x, max(1, SLICE * len(x) // max(1, unfolded))):
             self.grams[layer.name].add(layer.columns(site, part))
 

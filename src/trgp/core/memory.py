@@ -14,7 +14,7 @@ from torch import Tensor
 from ..types import TaskId
 from .decompositions import eigh, qr, svd
 from .keep import Block, Region
-from .precision import full_precision
+from .precision import doubled, full_precision
 from .subspace import Extension, columns_of, put_columns
 
 MOST_BLOCKS = 7  # beyond, all blocks share one reach: a set of tasks each would cost too many bases
@@ -117,7 +117,7 @@ def range_of(C: Tensor, sum_rows: Callable[[Tensor], Tensor] | None = None) -> T
     Where processes hold rows of C each, the basis comes from the sum of their C'C, and so do the
     rows of L.
     """
-    C64 = C.double()
+    C64 = doubled(C)
     if sum_rows is None:
         U, values, _ = svd(C64)
     else:
@@ -128,7 +128,7 @@ def range_of(C: Tensor, sum_rows: Callable[[Tensor], Tensor] | None = None) -> T
     least = 0.0 if sum_rows is None else 1e-7  # squares resolve no more
     zero = max(width * torch.finfo(C.dtype).eps, least) * values[:, :1]
     count = int((values > zero).sum(1).max())
-    return (U * (values > zero)[:, None, :])[:, :, :count].to(C.dtype)
+    return (U * (values > zero)[:, None, :])[:, :, :count].to(C)
 
 
 def in_memory_order(D: Tensor, region: Region, width: int) -> Tensor:
@@ -190,12 +190,12 @@ class Change:
             L = _canonical(C)
             if L is None:
                 return change
-            inside = D[0, :, columns].double()
+            inside = doubled(D[0, :, columns])
             part = L.mT @ inside
             exact = (L @ part - inside).norm() <= 10 * torch.finfo(D.dtype).eps * inside.norm()
             if not bool(exact):
                 return change
-            parts.append(part.to(D.dtype))
+            parts.append(part.to(D))
         if parts and sum(part.numel() for part in parts) < change.shift.numel():
             return cls(trusted, [], None, parts)
         return change
@@ -211,7 +211,7 @@ class Change:
             for (columns, C), part in zip(self._sets(memory), self.parts, strict=True):
                 L = _canonical(C)
                 assert L is not None  # as it was when the change was made
-                total[0, :, columns] = (L @ part.double()).to(total.dtype)
+                total[0, :, columns] = (L @ doubled(part)).to(total)
             return total
         for j, S in zip(self.trusted, self.scalings, strict=True):
             mask = memory.masks[j]
@@ -256,15 +256,15 @@ def scalings_of(D: Tensor, memory: Memory, trusted: Sequence[TaskId]) -> list[Te
     held = memory.widened(trusted)
     weights = 2 ** torch.arange(len(trusted), device=held.device)
     sets = (held * weights[:, None, None]).sum(0)
-    coordinates = [columns_of(memory.C, memory.masks[j]).double() for j in trusted]
-    Y = torch.zeros_like(D, dtype=torch.float64)
+    coordinates = [doubled(columns_of(memory.C, memory.masks[j])) for j in trusted]
+    Y = torch.zeros_like(doubled(D))
     for code in sorted(set(sets.flatten().tolist()) - {0}):
         F_s = torch.cat([c for i, c in enumerate(coordinates) if code >> i & 1], dim=2)
-        here = D.double() * (sets == code)[:, None, :]
+        here = doubled(D * (sets == code)[:, None, :])
         Y += torch.linalg.pinv(F_s @ F_s.mT, hermitian=True) @ here
     for j, C in zip(trusted, coordinates, strict=True):
-        S = C.mT @ columns_of(Y, memory.masks[j])
-        found.append((torch.eye(S.shape[1], device=S.device) + S).to(D.dtype))
+        S = C.mT @ columns_of(Y, memory.masks[j].to(Y.device))
+        found.append((torch.eye(S.shape[1], device=S.device) + S).to(D))
     return found
 
 
@@ -272,7 +272,7 @@ def _canonical(C: Tensor) -> Tensor | None:
     """Return the Q (o, k) of C = QR with a positive diagonal, or None if rounding could turn it."""
     if C.shape[1] > C.shape[0]:
         return None
-    Q, R = qr(C.double())
+    Q, R = qr(doubled(C))
     values = torch.linalg.svdvals(R)
     return Q * R.diagonal().sign() if bool(values[-1] > 1e-5 * values[0]) else None
 

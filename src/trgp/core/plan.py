@@ -6,13 +6,12 @@ from fnmatch import fnmatchcase
 from typing import cast
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ..types import Norm, matches
-from .layers import PROTECTABLE, Layer, Refusal, Site, Slot, join, refusal_of, sites_of
-
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+from . import library_kinds, recurrent_kinds, torch_kinds  # noqa: F401  they register what is known
+from .layer_kinds import is_known, is_norm, refusal_of, sites_of
+from .layers import Layer, Refusal, Site, Slot, join
 
 
 @dataclass
@@ -70,7 +69,7 @@ def sorted_parts(
             owners.setdefault(param, []).append((join(name, key), Slot(module, key)))
         if any(matches(alias, [*exclude, *per_task]) for alias in aliases[module]):
             continue
-        if isinstance(module, NORMS):
+        if is_norm(module):
             plan.norms[name] = module
         elif name not in {*within_attention, *plan.refused} and _trainable(module):
             refusal = refusal_of(name, module)
@@ -113,18 +112,16 @@ def _protect(
             continue
         layer_name, first = uses[0]
         here = [site for _, site in uses]
-        groups = {getattr(site.module, "groups", 1) for site in here}
-        if len(groups) > 1:
+        if any(site.layout != first.layout for site in here):
             plan.refused[layer_name] = Refusal(
                 TypeError,
-                f"Layer '{layer_name}' shares its weight with layers of another number of groups, "
-                "which cannot be protected together",
+                f"Layer '{layer_name}' shares its weight with layers that read it another way (in "
+                "other groups, or transposed), which cannot be protected together",
                 f"add {' and '.join(repr(n) for n, _ in uses)} to exclude=[...] or per_task=[...]",
             )
             continue
-        layer = Layer(
-            layer_name, first.weight, _biases(here, owners, plan.others), groups.pop(), here
-        )
+        biases = _biases(here, owners, plan.others)
+        layer = Layer(layer_name, first.weight, biases, first.layout, here)
         plan.layers[layer_name] = layer
         for slot in (layer.weight, *layer.biases):
             del plan.others[owners[slot.param][0][0]]
@@ -136,7 +133,7 @@ def per_task_tensors(
     """Parameters and buffers of which every task has its own copy, by their names."""
     found = {}
     for module, names in names_of(model).items():
-        own = norm == "per_task" and isinstance(module, NORMS)
+        own = norm == "per_task" and is_norm(module)
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for key, _ in tensors:
             if not _matched(names, key, exclude) and (own or _matched(names, key, per_task)):
@@ -199,5 +196,5 @@ def _trainable(module: nn.Module) -> bool:
 
     A layer that could be protected also owns what its weight is computed from.
     """
-    nested = isinstance(module, PROTECTABLE)
+    nested = is_known(module)
     return any(p.requires_grad for p in module.parameters(recurse=nested))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .capture import Gram
 from .decompositions import eigh, qr
+from .precision import doubled
 
 
 @dataclass
@@ -25,8 +26,10 @@ class Extension:
     mask: Tensor  # (g, m') the columns that make B_t
     left_out: int = 0  # directions that the threshold wants and a limit forbids
 
-    def to(self, dtype: torch.dtype) -> "Extension":
-        return Extension(self.M.to(dtype), self.ranks, self.mask, self.left_out)
+    def to(self, like: Tensor) -> "Extension":
+        """Where and as precise as a tensor is."""
+        ranks, mask = self.ranks.to(like.device), self.mask.to(like.device)
+        return Extension(self.M.to(like), ranks, mask, self.left_out)
 
 
 def extend(
@@ -44,7 +47,7 @@ def extend(
     direction counts before any new one (GPM). Energies below n * eps * lambda_max count as zero.
     Of the new ones at most as many are taken as leave M with `most` columns, the strongest.
     """
-    M64 = M.to(gram.A.dtype)
+    M64, ranks = M.to(gram.A), ranks.to(gram.A.device)
     m = M.shape[2]
     held, vectors, energy = _energies(M64, ranks, gram)
     chosen = _shortest(held, threshold, energy, ahead=0 if pooled else m)
@@ -53,7 +56,7 @@ def extend(
         room = torch.arange(held.shape[1] - m, device=held.device) < (most - ranks)[:, None]
         left_out = int((chosen[:, m:] & ~room).sum())
         chosen[:, m:] &= room
-    return replace(_appended(M64, ranks, chosen, vectors).to(M.dtype), left_out=left_out)
+    return replace(_appended(M64, ranks, chosen, vectors).to(M), left_out=left_out)
 
 
 def first_ranks(gram: Gram, thresholds: Sequence[float]) -> list[Tensor]:
@@ -123,9 +126,9 @@ def complement(M: Tensor, ranks: Tensor) -> Tensor:
     Past a group's rank its columns of M are zero, and a complete QR fills them with directions
     orthogonal to the others: these and the rest are the complement.
     """
-    Q, _ = qr(M.double(), mode="complete")
-    beyond = torch.arange(M.shape[1], device=M.device) >= ranks[:, None]
-    return (Q * beyond[:, None, :])[:, :, int(ranks.min()) :].to(M.dtype)
+    Q, _ = qr(doubled(M), mode="complete")
+    beyond = torch.arange(M.shape[1], device=Q.device) >= ranks.to(Q.device)[:, None]
+    return (Q * beyond[:, None, :])[:, :, int(ranks.min()) :].to(M)
 
 
 def columns_of(M: Tensor, mask: Tensor) -> Tensor:

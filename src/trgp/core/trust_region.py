@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..types import J
-from .precision import full_precision
+from .precision import doubled, full_precision
 
 
 @full_precision
@@ -16,11 +16,11 @@ def projections(G: Tensor, M: Tensor, masks: Mapping[J, Tensor]) -> dict[J, floa
     B_j is orthonormal and made of columns of M, so the squared norm is the sum over its columns of
     the energy of T there.
     """
-    energy = (G @ M).double().square().sum(1)  # (g, m)
+    energy = doubled(G @ M).square().sum(1)  # (g, m)
     widened = [torch.nn.functional.pad(k, (0, M.shape[2] - k.shape[1])) for k in masks.values()]
     if not widened:
         return {}
-    sums = (torch.stack(widened) * energy).sum((1, 2)).tolist()
+    sums = (torch.stack(widened).to(energy.device) * energy).sum((1, 2)).tolist()
     return dict(zip(masks, sums, strict=True))
 
 

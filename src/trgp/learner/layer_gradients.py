@@ -1,7 +1,7 @@
 """The gradient of a task's loss, layer by layer: what the trust region is measured by."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ def layer_gradients(
             observing(layers.values(), see),
             _called_by_alias(layers.values()) as alias,
             _outputs(model) as outputs,
+            _differentiable(model),
         ):
             loss = _check_loss(loss_fn(model, batch))
         require_called(called)
@@ -118,6 +119,15 @@ def _called_by_alias(layers: Iterable[Layer]) -> Iterator[dict[nn.Parameter, nn.
             handle.remove()
         for module in swaps:
             leave(module, None, None)
+
+
+def _differentiable(model: nn.Module) -> AbstractContextManager[None]:
+    """While this is open, no forward runs that cannot be differentiated in eval mode.
+
+    That of recurrent layers in cuDNN cannot.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..core.keep import Form, Region, reached, shown
 from ..core.layers import Layer
 from ..core.memory import Memory
+from ..core.precision import doubled
 from ..core.subspace import complement
 
 REFRESH = 10  # of so many steps on the complement, one measures the coordinates anew
@@ -154,9 +155,9 @@ class LayerGuard:
         inner = self._inner(self.params, self.region.M)
         D = inner - self.region.C  # not K, which steps that diverged may have left as NaN
         E = reached(D, self.region)
-        size = torch.stack([p.detach().norm().double() for p in self.params]).norm()
+        size = torch.stack([doubled(p.detach().norm()) for p in self.params]).norm()
         parts = (D - E, inner - self.K)
-        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in parts)
+        refused, whole = (float(doubled(x).norm() / size.clamp_min(1e-300)) for x in parts)
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
@@ -210,7 +211,7 @@ class LayerGuard:
         """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
-        W = weight.reshape(self.layer.groups, -1, kernel).to(basis.dtype)
+        W = self.layer.layout.matrices(weight).to(basis.dtype)
         inner = W @ basis[:, :kernel]
         for i, bias in enumerate(biases):
             b = bias.reshape(self.layer.groups, -1, 1).to(basis.dtype)
@@ -222,10 +223,11 @@ class LayerGuard:
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
         if weight.dtype == basis.dtype and weight.is_contiguous():
-            rows = weight.view(self.layer.groups, -1, kernel)
-            rows.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
+            W = self.layer.layout.matrices(weight)
+            W.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
         else:
-            weight.add_((inner @ basis[:, :kernel].mT).reshape(weight.shape), alpha=sign)
+            change = self.layer.layout.tensor(inner @ basis[:, :kernel].mT, weight)
+            weight.add_(change, alpha=sign)
         for i, bias in enumerate(biases):
             change = inner @ basis[:, kernel + i].unsqueeze(2)
             bias.add_(change.reshape(bias.shape), alpha=sign)

@@ -87,7 +87,8 @@ class LearnerState:
         if not self.plan.layers:
             raise ValueError(
                 "The model has nothing to protect: no trainable linear, convolution or attention "
-                "layer outside exclude=[...] and per_task=[...]."
+                "layer outside exclude=[...] and per_task=[...]; tell of kinds of your own with "
+                "trgp.protects."
             )
         refuse_open(p for layer in self.plan.layers.values() for p in layer.params)
         self.known = Known(

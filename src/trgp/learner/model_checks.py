@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.layer_kinds import is_norm
 from ..core.layers import Layer
 from ..core.memory import Memory
-from ..core.plan import NORMS, Plan
+from ..core.plan import Plan
 from ..core.precision import full_precision
 from ..types import Norm, TaskId, matches
 from .layer_guard import LayerGuard
@@ -91,7 +92,7 @@ def trainable(
         free |= {p for module in plan.norms.values() for p in module.parameters()}
         free |= {slot.param for slot in plan.others.values()}
     if norm == "shared":
-        shared = [module for module in model.modules() if isinstance(module, NORMS)]
+        shared = [module for module in model.modules() if is_norm(module)]
         free |= {p for module in shared for p in module.parameters()}
     for name, param in model.named_parameters(remove_duplicate=False):
         if matches(name, exclude) or name in plan.per_task:
@@ -107,7 +108,7 @@ def trainable(
 
 def loose_buffers(model: nn.Module, plan: Plan, exclude: Sequence[str]) -> dict[str, Tensor]:
     """Copies of the buffers that nobody looks after: training may change what they hold."""
-    norms = {module for module in model.modules() if isinstance(module, NORMS)}
+    norms = {module for module in model.modules() if is_norm(module)}
     found = {}
     for name, buffer in model.named_buffers():
         owner = model.get_submodule(name.rpartition(".")[0])

@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from ..core.layers import PROTECTABLE, Refusal
-from ..core.plan import NORMS, Plan
+from ..core.layer_kinds import is_known, is_norm
+from ..core.layers import Refusal
+from ..core.plan import Plan
 from ..types import Norm, matches
 
 Verdict = Literal["protected", "frozen", "copied", "left alone", "refused"]
@@ -73,7 +74,7 @@ def _fates(model: nn.Module, plan: Plan, exclude: Sequence[str], norm: Norm) -> 
     fates = {}
     for name, param in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        of_norm = isinstance(owner, NORMS) and not matches(name, exclude)
+        of_norm = is_norm(owner) and not matches(name, exclude)
         refused = next((part for part in plan.refused if _lies_in(name, part)), None)
         if refused is not None:
             fates[name] = _refused(refused, plan.refused[refused])
@@ -101,7 +102,7 @@ def _unprotected(owner: nn.Module, places: int) -> str:
     """Why no layer protects a parameter that could be trained."""
     if places > 1:
         return "shared by parts that cannot be protected together"
-    if isinstance(owner, PROTECTABLE):
+    if is_known(owner):
         return f"a parameter of {type(owner).__name__} that no protected weight is learnt with"
     return f"a parameter of {type(owner).__name__}, no kind that can be protected"
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from torch import nn
 
 from ..core.keep import Form
+from ..core.precision import doubled
 from ..core.trust_region import projections, total_over, trust_region
 from ..options import Option, RankOption, check_count, check_number, check_option, value_of
 from ..types import Norm, PathLike, TaskId
@@ -129,7 +130,7 @@ class TRGP(GPM):
             name: projections(G, memory[name].M, memory[name].masks)
             for name, G in gradients.items()
         }
-        totals = {name: float(G.double().square().sum()) for name, G in gradients.items()}
+        totals = {name: float(doubled(G).square().sum()) for name, G in gradients.items()}
 
         def choose() -> dict[str, list[TaskId]]:
             if self.scope == "layer":

@@ -75,10 +75,11 @@ class Protected:
         named = [params[name] for name in self.names]
         if is_batchedtensor(named[0]) or not all(tensor.is_contiguous() for tensor in named):
             return self.unpack(taken_off(self.pack(params), along), params)
-        g, o, _ = self.layer.shape
-        rights = along.right.split([tensor.numel() // (g * o) for tensor in named], 2)
-        for tensor, right in zip(named, rights, strict=True):
-            taken_off(tensor.view(g, o, -1), Product(along.left, right))
+        parts = [self.layer.layout.matrices(named[0])]
+        parts += [bias.view(*self.layer.shape[:2], 1) for bias in named[1:]]
+        rights = along.right.split([part.shape[2] for part in parts], 2)
+        for part, right in zip(parts, rights, strict=True):
+            taken_off(part, Product(along.left, right))
         return {}
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
@@ -87,18 +88,12 @@ class Protected:
 
     def joined(self, named: Mapping[str, Tensor]) -> Tensor:
         """The same, and a gradient finds its way back through it."""
-        weight, *biases = (named[name] for name in self.names)
-        rows = (self.layer.groups, weight.shape[0] // self.layer.groups, -1)
-        return torch.cat([t.reshape(rows) for t in (weight, *biases)], 2).to(self.layer.dtype)
+        return self.layer.joined([named[name] for name in self.names])
 
     def unpack(self, W: Tensor, like: Params) -> dict[str, Tensor]:
         """The matrix as parameters again."""
-        weight, *biases = self.names
-        kernel = W.shape[2] - len(biases)
-        parts = {weight: W[..., :kernel].reshape(like[weight].shape)}
-        for i, bias in enumerate(biases):
-            parts[bias] = W[..., kernel + i].reshape(like[bias].shape)
-        return {name: part.to(like[name].dtype) for name, part in parts.items()}
+        parts = self.layer.apart(W, [like[name] for name in self.names])
+        return {name: p.to(like[name].dtype) for name, p in zip(self.names, parts, strict=True)}
 
 
 def plan_of(module: nn.Module, separate_heads: bool, norm: Norm) -> Plan:
