@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import trgp
+from trgp.types import VERSION
 
 SRC = Path(trgp.__file__).parent
 # The modules and folders of src/trgp by room; `trgp` itself is what users import.
@@ -148,3 +150,9 @@ assert not hasattr(trgp, "walk")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert int(done.stdout) <= 35
+
+
+def test_the_version_is_one() -> None:
+    """It stands twice, because `trgp` is imported before torch and `types` with it."""
+    project = tomllib.loads((SRC.parents[1] / "pyproject.toml").read_text())["project"]
+    assert trgp.__version__ == VERSION == project["version"]
