@@ -160,7 +160,7 @@ class DropInGPM(PlainSGD):
                 M=old.M,
                 C=matrix(self.layers[name]).detach() @ old.M,
                 ranks=torch.tensor([old.M.shape[2]]),
-                masks={j: mask for j, mask in enumerate(old.masks)},
+                masks=dict(enumerate(old.masks)),
             )
             for name, old in self.olds.items()
         }

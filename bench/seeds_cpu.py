@@ -1,8 +1,9 @@
 """Time TRGP on permuted digits from several seeds on the CPU: `trgp run` against a plain loop.
 
 The yardstick is what one would write in PyTorch: a module, torch.optim.SGD, autograd, `trgp.TRGP`
-beside them, one seed after another. Tasks, initial weights, batches, epochs, settings (the preset `paper`) and what is
-evaluated are those of the run. Both are programs of their own, whose start counts, and take turns.
+beside them, one seed after another. Tasks, initial weights, batches, epochs, settings (the preset
+`paper`) and what is evaluated are those of the run. Both are programs of their own, whose start
+counts, and take turns.
 """
 
 import argparse

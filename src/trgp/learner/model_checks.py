@@ -111,8 +111,8 @@ def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> No
         K, C = guard.K, guard.region.C
         if guard.region.blocks and not float((K - C).norm()) < DIVERGED * float(C.norm() + 1):
             raise RuntimeError(
-                f"What layer '{name}' reuses of old tasks has diverged; load earlier weights of the "
-                "model or go back to the last save, and train with a smaller learning rate or "
+                f"What layer '{name}' reuses of old tasks has diverged; load earlier weights of "
+                "the model or go back to the last save, and train with a smaller learning rate or "
                 "scale_rate."
             )
     finite(layers)
