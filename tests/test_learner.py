@@ -279,6 +279,7 @@ def test_task_can_be_nested(learning: bool, error: bool) -> None:
     if learning:
         learner.begin_task(3, [a_batch(3)], cross_entropy)
         train(learner, [a_batch(3)], steps=3)
+    K = inside.present_coordinates(learner) if learning else {}
     before = snapshot(learner.model)
     with learner.task(0):
         outer = snapshot(learner.model)
@@ -289,6 +290,8 @@ def test_task_can_be_nested(learning: bool, error: bool) -> None:
             assert_same(learner.model, outer)
         assert_close(evaluated(body, a_batch(0)[0]), expected[0], 1e-8)
     assert_same(learner.model, before)
+    for name, each in K.items():
+        assert torch.equal(inside.present_coordinates(learner)[name], each)
 
 
 def test_a_visit_in_the_middle_of_learning_leaves_no_trace() -> None:

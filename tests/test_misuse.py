@@ -326,8 +326,11 @@ def test_lbfgs() -> None:
 
 @pytest.mark.parametrize("thing", [None, "sgd", nn.Linear(2, 2)])
 def test_what_is_no_optimizer(thing: Any) -> None:
-    with pytest.raises(TypeError, match=f"needs a torch optimizer, not {type(thing).__name__}"):
-        learnt(1).attach(thing)
+    learner = learnt(1)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    for given in ([thing], [thing, optimizer], [optimizer, thing]):
+        with pytest.raises(TypeError, match=f"needs a torch optimizer, not {type(thing).__name__}"):
+            learner.attach(*given)
 
 
 @both

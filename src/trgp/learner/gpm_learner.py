@@ -36,7 +36,7 @@ from .loader_batches import first_samples
 from .model_snapshot import undisturbed
 from .progress import watched
 from .summary import summary
-from .update_guard import GuardedTask, refuse_optimizers, wrapped
+from .update_guard import GuardedTask, refuse_optimizers, unwrapped
 
 if TYPE_CHECKING:
     from .evaluation import Metric, Scores
@@ -167,7 +167,7 @@ class GPM:
         """
         state = self._state
         state.require_alive()
-        inner = [each for optimizer in optimizers for each in wrapped(optimizer)]
+        inner = [each for optimizer in optimizers for each in unwrapped(optimizer)]
         refuse_optimizers(inner, [*state.guard.attached], self._to_train())
         state.guard.attached.update(inner)
         return optimizers[0] if len(optimizers) == 1 else optimizers

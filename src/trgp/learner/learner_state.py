@@ -211,7 +211,8 @@ class LearnerState:
     @contextmanager
     def visit(self, task: TaskId) -> Iterator[None]:
         """Hold a task's weights; on exit every bit is back."""
-        self.guard.settle()
+        if not self.visits:  # else the weights are another task's
+            self.guard.settle()
         tensors: list[Tensor] = [p for layer in self.plan.layers.values() for p in layer.params]
         tensors += [slot.param for slot in self.plan.per_task.values()]
         before = [(t, t.detach().clone()) for t in tensors]

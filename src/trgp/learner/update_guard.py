@@ -326,17 +326,15 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def refuse_optimizers(
-    given: Sequence[Any], attached: Sequence[Optimizer], to_train: Mapping[str, nn.Parameter]
+    given: Sequence[Optimizer], attached: Sequence[Optimizer], to_train: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse optimizers that cannot be guarded, or that would leave something untrained."""
     if not given:
         raise TypeError("attach needs a torch optimizer, or several.")
     for optimizer in given:
-        if not isinstance(optimizer, Optimizer) and optimizer is given[-1]:
-            raise TypeError(f"attach needs a torch optimizer, not {type(optimizer).__name__}.")
-        if isinstance(optimizer, Optimizer) and needs_closure(optimizer):
+        if needs_closure(optimizer):
             raise TypeError(f"{type(optimizer).__name__} {NO_CLOSURES}")
-    held = {id(p) for o in [*given, *attached] if isinstance(o, Optimizer) for p in _params(o)}
+    held = {id(p) for o in [*given, *attached] for p in _params(o)}
     missing = [name for name, param in to_train.items() if id(param) not in held]
     if missing:
         raise ValueError(
@@ -345,13 +343,15 @@ def refuse_optimizers(
         )
 
 
-def wrapped(optimizer: Any) -> list[Any]:
-    """An optimizer and those inside it, outermost first: other libraries wrap torch's."""
-    found = [optimizer]
+def unwrapped(optimizer: Any) -> list[Optimizer]:
+    """A torch optimizer and those inside it, or those inside a wrapper of another library."""
+    found = [optimizer] if isinstance(optimizer, Optimizer) else []
     for attribute in ("base_optimizer", "optimizer", "_optimizer"):
         inner = vars(optimizer).get(attribute) if hasattr(optimizer, "__dict__") else None
         if isinstance(inner, Optimizer):
-            found += wrapped(inner)
+            found += unwrapped(inner)
+    if not found:
+        raise TypeError(f"attach needs a torch optimizer, not {type(optimizer).__name__}.")
     return found
 
 
