@@ -5,6 +5,7 @@ A convolution's kernel is flattened to n = C*k*k, and a bias is one more input t
 that weight and bias are protected together.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,15 @@ from torch.nn.utils import parametrize
 PROTECTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 # Layers with a weight matrix whose output is not W times columns of the layer's own input alone.
 UNPROTECTABLE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, _ConvTransposeNd)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's rows of a tensor that is spread over several; any other as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        rows: Tensor = tensor.to_local()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,9 @@ class Layer:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(g, o, n), the biases counted as inputs."""
-        weight = self.weight.param
-        out = weight.shape[0] // self.groups
-        return self.groups, out, weight[0].numel() + len(self.biases)
+        """(g, o, n) over all processes, the biases counted as inputs."""
+        rows, *kernel = self.weight.param.shape
+        return self.groups, rows // self.groups, math.prod(kernel) + len(self.biases)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,20 +79,29 @@ class Layer:
     def params(self) -> list[nn.Parameter]:
         return [slot.param for slot in (self.weight, *self.biases)]
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The values of `params`, of which this process may hold some rows only."""
+        return [local(param) for param in self.params]
+
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """[weight, *biases], or their gradients, as one (g, o, n) matrix."""
-        rows = (self.groups, tensors[0].shape[0] // self.groups, -1)
-        parts = [t.detach().reshape(rows).to(self.dtype) for t in tensors]
+        parts = [self.by_group(t.detach()).to(self.dtype) for t in tensors]
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
+    def by_group(self, tensor: Tensor) -> Tensor:
+        """A weight (g * o, *kernel) or a bias (g * o) as (g, o, columns); o may be zero."""
+        rows, *kernel = tensor.shape
+        return tensor.reshape(self.groups, rows // self.groups, math.prod(kernel))
+
     def matrix(self) -> Tensor:
-        """W, a view of the parameter where that is possible."""
-        return self.pack(self.params)
+        """W, the rows that this process holds; a view of the parameter where that is possible."""
+        return self.pack(self.weights)
 
     @torch.no_grad()
     def assign(self, W: Tensor) -> None:
         """Write W (g, o, n) back into the parameters."""
-        weight, *biases = self.params
+        weight, *biases = self.weights
         kernel = W.shape[2] - len(biases)
         weight.copy_(W[..., :kernel].reshape(weight.shape))
         for i, bias in enumerate(biases):

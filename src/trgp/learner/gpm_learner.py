@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from ..core.capture import GramCapture, observing
 from ..core.keep import Form
-from ..core.memory import Change, in_memory_order, scalings_of
-from ..core.plan import unmatched
+from ..core.layers import local
+from ..core.memory import in_memory_order, scalings_of
 from ..core.subspace import Extension, extend
 from ..options import (
     Option,
@@ -25,12 +26,13 @@ from ..options import (
     value_of,
 )
 from ..types import Norm, PathLike, TaskId, matches
-from . import learner_file, model_checks, ranks
-from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
+from . import learner_file, model_checks, notices, ranks
+from .layer_gradients import LossFn, require_called
 from .layer_guard import LayerGuard
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
+from .sharding import whole
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
@@ -87,7 +89,8 @@ class GPM:
         self.per_task = check_patterns("per_task", per_task)
         self.norm: Norm = norm
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
-        self._notice()
+        state = self._state
+        notices.of_plan(state.bare, state.plan, [*self.exclude, *self.per_task])
 
     @property
     def model(self) -> nn.Module:
@@ -106,30 +109,17 @@ class GPM:
         """
         state = self._state
         with state.alone("begin_task"):
-            task = model_checks.task_id(task)
-            if not callable(loss_fn):
-                raise TypeError("loss_fn must be a function of (model, batch).")
-            opened = state.known.open
-            if opened is not None and opened.loss_fn is None and opened.task == task:
-                state.require_home("begin_task")
-                state.known = replace(state.known, open=replace(opened, loss_fn=loss_fn))
-                return
-            state.require_idle("begin_task")
-            if task in state.known.tasks:
-                raise ValueError(
-                    f"Task {task!r} has been learnt already; give the new one its own id."
-                )
-            state.meet()
-            self._check_data_parallel()
+            with ranks.agreed(self._device):
+                task = model_checks.task_id(task)
+                if not callable(loss_fn):
+                    raise TypeError("loss_fn must be a function of (model, batch).")
+                opened = state.known.open
+                if opened is not None and opened.loss_fn is None and opened.task == task:
+                    state.require_home("begin_task")
+                    state.known = replace(state.known, open=replace(opened, loss_fn=loss_fn))
+                    return
+                thresholds = self._prepared(task)
             plan = state.plan
-            model_checks.trainable(
-                state.bare, plan, self.exclude, self.norm, first=not state.known.tasks
-            )
-            thresholds = {
-                name: value_of("threshold", self.threshold, name, task, zero=False)
-                for name in plan.layers
-            }
-            state.require_active()
             try:
                 state.begin_change(loader)
                 state.hold({name: memory.C for name, memory in state.known.memory.items()})
@@ -144,7 +134,7 @@ class GPM:
                     model_checks.loose_buffers(state.bare, plan, self.exclude),
                     self._guarded(task, selected),
                 )
-                self._notice_heads(opened)
+                notices.of_heads(state, opened)
                 state.known = replace(state.known, open=opened, undo=None)
             except BaseException:
                 state.settle()
@@ -159,6 +149,7 @@ class GPM:
         """
         state = self._state
         state.require_alive()
+        state.reshard()
         inner = [each for optimizer in optimizers for each in wrapped(optimizer)]
         refuse_optimizers(inner, [*state.guard.attached], self._to_train())
         state.guard.attached.update(inner)
@@ -173,19 +164,21 @@ class GPM:
         """
         state = self._state
         with state.alone("end_task"):
-            opened = state.require_open("end_task")
-            if opened.loss_fn is None:
-                raise RuntimeError(
-                    f"Task {opened.task!r} was open when this learner was saved; call "
-                    "begin_task with the same id, loader and loss_fn to go on with it."
-                )
-            state.meet()
+            with ranks.agreed(self._device):
+                opened = state.require_open("end_task")
+                if opened.loss_fn is None:
+                    raise RuntimeError(
+                        f"Task {opened.task!r} was open when this learner was saved; call "
+                        "begin_task with the same id, loader and loss_fn to go on with it."
+                    )
+                state.meet()
             try:
                 state.begin_change(loader)
                 state.guard.settle()
-                model_checks.trained(state.plan.layers, opened.guarded.layers)
-                self._notice_buffers(opened.buffers)
-                self._notice_untrained(opened)
+                with ranks.agreed(self._device):
+                    model_checks.trained(state.plan.layers, opened.guarded.layers)
+                notices.of_buffers(state.bare, opened.buffers)
+                notices.of_untrained(state, opened, self._to_train())
                 extensions = self._extensions(opened, loader)
                 learnt = self._learnt(opened, extensions)
                 if not state.known.tasks:
@@ -251,6 +244,7 @@ class GPM:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Everything to train now."""
         self._state.require_alive()
+        self._state.reshard()
         return (p for p in self.model.parameters() if p.requires_grad)
 
     def param_groups(self, *, lr: float, scale_lr: float | None = None) -> list[dict[str, Any]]:
@@ -289,12 +283,13 @@ class GPM:
         record = known.tasks.get(task)
         if record is None:
             raise ValueError(f"Task {task!r} is being learnt; call end_task first.")
-        return {
-            name: scalings_of(
-                change.coordinates(known.memory[name]), known.memory[name], change.trusted
-            )
-            for name, change in record.changes.items()
-        }
+        found = {}
+        for name, change in record.changes.items():
+            memory, weight = known.memory[name], state.plan.layers[name].weight.param
+            D = whole(change.coordinates(memory), weight, 1)
+            memory = replace(memory, C=whole(memory.C, weight, 1))
+            found[name] = scalings_of(D, memory, change.trusted)
+        return found
 
     @property
     def ranks(self) -> dict[str, tuple[int, int]]:
@@ -316,7 +311,7 @@ class GPM:
 
     def summary(self) -> str:
         """Rank used per layer, and the bytes held per task against one copy of the model."""
-        model_bytes = sum(p.nbytes for p in self.model.parameters())
+        model_bytes = sum(local(p).nbytes for p in self.model.parameters())
         method = type(self).__name__
         return summary(method, self.ranks, self.memory_bytes, self.task_bytes, model_bytes)
 
@@ -336,14 +331,16 @@ class GPM:
     def save(self, path: PathLike, *, include_model: bool = False) -> None:
         """Write all that is known, also of an open task; the model's weights only if asked to.
 
-        In a process group rank 0 writes, and the others may call it or not.
+        In a process group rank 0 writes. Under fully_shard every rank must call this, since each
+        holds a part of what is written; otherwise the others may call it or not.
         """
         state = self._state
         with state.alone("save"):
-            state.require_home("save")
-            state.meet()
-            state.require_active()
-            if ranks.rank() == 0:
+            with state.spread.together(self._device):
+                state.require_home("save")
+                state.meet()
+                state.require_active()
+            with state.spread.together(self._device):
                 learner_file.save(self, path, include_model=include_model)
 
     @classmethod
@@ -397,12 +394,27 @@ class GPM:
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._state.known.memory.values())).M.device
+        return next(iter(self._state.plan.layers.values())).weight.param.device
 
     def _to_train(self) -> dict[str, nn.Parameter]:
         """What must be trained: trainable, and not left to the user."""
         named = self._state.bare.named_parameters()
         return {n: p for n, p in named if p.requires_grad and not matches(n, self.exclude)}
+
+    def _prepared(self, task: TaskId) -> dict[str, float]:
+        """Refuse a task that cannot begin now; its threshold for every layer."""
+        state = self._state
+        state.require_idle("begin_task")
+        if task in state.known.tasks:
+            raise ValueError(f"Task {task!r} has been learnt already; give the new one its own id.")
+        state.meet()
+        first = not state.known.tasks
+        model_checks.trainable(state.bare, state.plan, self.exclude, self.norm, first=first)
+        state.require_active()
+        return {
+            name: value_of("threshold", self.threshold, name, task, zero=False)
+            for name in state.plan.layers
+        }
 
     def _select(
         self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
@@ -411,8 +423,7 @@ class GPM:
 
         Returns the trusted tasks per layer, and which excluded parameters the task needs.
         """
-        batch = next(first_samples(loader, None))
-        _, used = self._gradients([batch], loss_fn)
+        _, used = self._gradients(islice(first_samples(loader, None), 1), loss_fn)
         return {name: [] for name in self._state.plan.layers}, used
 
     def _gradients(
@@ -420,21 +431,17 @@ class GPM:
     ) -> tuple[dict[str, Tensor], list[str]]:
         """The gradient of every layer over the batches of all ranks."""
         state = self._state
-        with ranks.agreed(self._device):
-            gradients, used = layer_gradients(
-                self._called, state.plan.layers, batches, loss_fn, state.excluded()
-            )
-        for G in gradients.values():
-            ranks.summed(G)
-        require_finite(gradients)
-        return gradients, ranks.from_first(lambda: used, self._device)
+        return state.spread.gradients(
+            self._called, state.plan.layers, batches, loss_fn, state.excluded(), self._device
+        )
 
     def _guarded(self, task: TaskId, selected: Mapping[str, Sequence[TaskId]]) -> GuardedTask:
         """Guard every layer that has something to lose."""
         known, layers = self._state.known, self._state.plan.layers
+        region = self._state.spread.region
         form, scale_rate = self._form
         guards = {
-            name: LayerGuard(layers[name], memory, memory.region(selected[name]))
+            name: LayerGuard(layers[name], memory, region(memory, selected[name]))
             for name, memory in known.memory.items()
             if memory.M.shape[2]
         }
@@ -450,13 +457,14 @@ class GPM:
         capture = GramCapture(layers.values())
         loss_fn = opened.loss_fn
         assert loss_fn is not None
+        samples = first_samples(loader, ranks.share_of(self.memory_samples))
         with (
-            ranks.agreed(device),
+            state.spread.agreed(device),
             undisturbed(state.model, loader),
             torch.no_grad(),
             observing(layers.values(), capture),
         ):
-            for batch in first_samples(loader, ranks.share_of(self.memory_samples)):
+            for batch in state.spread.in_step(samples, device):
                 loss_fn(self._called, batch)
             require_called([name for name, gram in capture.grams.items() if gram.columns])
         for gram in capture.grams.values():
@@ -500,76 +508,15 @@ class GPM:
             if guard.region.blocks:
                 old = known.memory[name]
                 D = in_memory_order(guard.K - guard.region.C, guard.region, old.M.shape[2])
-                changes[name] = Change.of_coordinates(opened.selected[name], D, old)
-        copies = {n: slot.param.detach().clone() for n, slot in state.plan.per_task.items()}
+                changes[name] = state.spread.change(opened.selected[name], D, old)
+        per_task = state.plan.per_task.items()
+        copies = {name: local(slot.param).detach().clone() for name, slot in per_task}
         record = TaskRecord(opened.selected, changes, copies, opened.used)
         memory = {
             name: known.memory[name].grown(extensions[name], layer.matrix(), opened.task)
             for name, layer in state.plan.layers.items()
         }
-        if ranks.world_size() > 1:
-            shared = ranks.tensors_from_first(
-                lambda: {name: each.C for name, each in memory.items()}, self._device
-            )
-            memory = {name: replace(each, C=shared[name]) for name, each in memory.items()}
+        C = state.spread.same({name: each.C for name, each in memory.items()}, self._device)
+        memory = {name: replace(each, C=C[name]) for name, each in memory.items()}
         tasks = known.tasks | {opened.task: record}
         return Known(memory, tasks, opened.task, None, known.frozen)
-
-    # ---- what is told -----------------------------------------------------------------------
-
-    def _check_data_parallel(self) -> None:
-        model_checks.whole_parameters(self._state.bare)
-
-    def _notice(self) -> None:
-        state = self._state
-        idle = unmatched(state.bare, [*self.exclude, *self.per_task])
-        if idle:
-            log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
-        if state.plan.others:
-            frozen = sum(slot.param.numel() for slot in state.plan.others.values())
-            share = frozen / sum(p.numel() for p in state.bare.parameters())
-            log.warning(
-                "Trained with the first task, then frozen, %.0f%% of all parameters: %s (exclude "
-                "them or make them per_task to go on training them).",
-                100 * share,
-                ", ".join(state.plan.others),
-            )
-
-    def _notice_buffers(self, before: Mapping[str, Tensor]) -> None:
-        now = dict(self._state.bare.named_buffers())
-        moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
-        if moved:
-            log.warning(
-                "Training changes buffers that old tasks need as they were: %s (make them per_task "
-                "to keep them).",
-                ", ".join(moved),
-            )
-
-    def _notice_heads(self, opened: OpenTask) -> None:
-        """Tell of excluded parameters that the task needs and no attached optimizer holds."""
-        optimizers = [*self._state.guard.attached]
-        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        excluded = self._state.excluded()
-        missing = [name for name in opened.used if id(excluded[name]) not in held]
-        if optimizers and missing:
-            log.warning(
-                "No attached optimizer holds %s, which task %r trains; add it with "
-                "optimizer.add_param_group(...).",
-                ", ".join(map(repr, missing[:3])),
-                opened.task,
-            )
-
-    def _notice_untrained(self, opened: OpenTask) -> None:
-        """Tell of parameters that the task needs and no optimizer that stepped holds."""
-        met = [*opened.guarded.met]
-        if not met or self._state.guard.attached:
-            return
-        held = {id(p) for o in met for group in o.param_groups for p in group["params"]}
-        missing = [name for name, p in self._to_train().items() if id(p) not in held]
-        if missing:
-            log.warning(
-                "No optimizer that stepped in task %r holds %s (%d parameters in all).",
-                opened.task,
-                ", ".join(map(repr, missing[:3])),
-                len(missing),
-            )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.keep import Form, Region, reached, shown
-from ..core.layers import Layer
+from ..core.layers import Layer, local
 from ..core.memory import Memory
 from ..core.subspace import complement
 
@@ -42,7 +42,7 @@ class LayerGuard:
             self.N = complement(memory.M, memory.ranks)
         self.steps = 0
         self._before: list[Tensor] | None = None
-        self._shown: list[tuple[ReferenceType[Tensor], int]] = []
+        self._shown: list[tuple[ReferenceType[Tensor], int, int]] = []
         self._written: list[tuple[int, int]] = []
         self.remember_writes()
 
@@ -63,10 +63,10 @@ class LayerGuard:
         A decay that the optimizer will add to the gradient is corrected here: the shared weight
         decays outside span(M), and K - C inside.
         """
-        params = [p for p in self.params if p.grad is not None]
-        grads = [p.grad for p in params if p.grad is not None]
-        if len(grads) < len(self.params) or self._was_shown(grads):
+        given = [p.grad for p in self.params if p.grad is not None]
+        if len(given) < len(self.params) or self._was_shown(given):
             return
+        grads = [local(g) for g in given]
         if self.N is not None:
             free = self._inner(grads, self.N)
             for g in grads:
@@ -80,12 +80,13 @@ class LayerGuard:
                 taken = self._decayed(self.K, decay)
                 X += decay.rate * (inside * (scale_rate if form == "paper" else 1.0) - taken)
             self._add(grads, X, self.region.M, 1)
-        self._shown = [(ref(g), g._version) for g in grads]
+        # A gradient in rows counts writes to the whole apart from writes to its rows.
+        self._shown = [(ref(g), g._version, local(g)._version) for g in given]
 
     def _was_shown(self, grads: Sequence[Tensor]) -> bool:
         return len(self._shown) == len(grads) and all(
-            seen() is g and version == g._version
-            for g, (seen, version) in zip(grads, self._shown, strict=True)
+            seen() is g and whole == g._version and rows == local(g)._version
+            for g, (seen, whole, rows) in zip(grads, self._shown, strict=True)
         )
 
     def remember(self) -> None:
@@ -95,62 +96,72 @@ class LayerGuard:
         # Half precision rounds what it stores: K would follow the rounding of whole weights.
         half = self.region.blocks and self.layer.weight.param.dtype != self.layer.dtype
         wanted = on_complement or half
-        self._before = [p.detach().clone() for p in self.params] if wanted else None
+        self._before = [w.detach().clone() for w in self.layer.weights] if wanted else None
 
     def forget_momentum(self, buffers: Sequence[Tensor]) -> None:
         """Take an earlier task's momentum out of span(M), which it would leave at once."""
-        self._add(buffers, self._inner(buffers, self.region.M), self.region.M, -1)
+        rows = [local(buffer) for buffer in buffers]
+        self._add(rows, self._inner(rows, self.region.M), self.region.M, -1)
 
     # ---- after a step -----------------------------------------------------------------------
 
     def keep_update(self, decay: Decay | None = None, lr: float | Tensor = 0.0) -> None:
         """Keep what the step did inside span(M) within the reach."""
-        M, K = self.region.M, self.K
+        M, K, weights = self.region.M, self.K, self.layer.weights
         if self._before is not None and self.N is not None:
-            moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+            moved = [w - q for w, q in zip(weights, self._before, strict=True)]
             free = self._inner(moved, self.N)
-            for p, q in zip(self.params, self._before, strict=True):
-                p.copy_(q)
-            self._add(self.params, free, self.N, 1)
+            for w, q in zip(weights, self._before, strict=True):
+                w.copy_(q)
+            self._add(weights, free, self.N, 1)
         else:
-            D = self._inner(self.params, M).sub_(K)
+            D = self._inner(weights, M).sub_(K)
             if self.region.blocks:  # else K = C, and nothing may move
                 measured = D
                 if self._before is not None:
-                    moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+                    moved = [w - q for w, q in zip(weights, self._before, strict=True)]
                     measured = self._inner(moved, M)
                 if decay is not None and decay.decoupled:
                     measured = measured + lr * decay.rate * self._decayed(self.region.C, decay)
                 E = reached(measured, self.region)
                 D -= E
                 K += E
-            self._add(self.params, D, M, -1)
+            self._add(weights, D, M, -1)
         self._before = None
         self.remember_writes()
 
     def remember_writes(self) -> None:
         """Remember the weights as our own: any other change of them is told."""
-        self._written = [(p.data_ptr(), p._version) for p in self.params]
+        self._written = self._writes()
 
     @property
     def written_elsewhere(self) -> bool:
         """Whether anything but this guard has written the weights since."""
-        return self._written != [(p.data_ptr(), p._version) for p in self.params]
+        return self._written != self._writes()
+
+    def _writes(self) -> list[tuple[int, int]]:
+        """Where the weights lie and how often they were written, alike on ranks that share them.
+
+        Rows may lie elsewhere on one rank alone, which would then wait for the others in `adopt`:
+        a weight in rows has no address, and goes by its identity.
+        """
+        return [(p.data_ptr() or id(p), p._version) for p in self.params]
 
     def adopt(self) -> float:
         """Adopt weights that were loaded: K follows within the reach, the rest is taken out.
 
         Returns the share of the weight's norm that was taken out; below rounding nothing is done.
         """
-        D = self._inner(self.params, self.region.M).sub_(self.K)
+        weights = self.layer.weights
+        D = self._inner(weights, self.region.M).sub_(self.K)
         E = reached(D, self.region)
-        size = torch.stack([p.detach().norm().double() for p in self.params]).norm()
+        size = torch.stack([w.detach().norm().double() for w in weights]).norm()
         refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in (D - E, D))
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
                 self.K += E
-            self._add(self.params, D - E, self.region.M, -1)
+            self._add(weights, D - E, self.region.M, -1)
         self.remember_writes()
         return refused if not refused <= rounding else 0.0
 
@@ -173,11 +184,11 @@ class LayerGuard:
 
     def _decayed(self, K: Tensor, decay: Decay) -> Tensor:
         """The coordinates of what decays, where biases do so at rates of their own."""
-        biases = self.params[1:]
+        biases = self.layer.weights[1:]
         kernel = self.region.M.shape[1] - len(biases)
         for i, (bias, own) in enumerate(zip(biases, decay.biases, strict=True)):
             if own != 1:
-                b = bias.reshape(len(K), -1, 1).to(K)
+                b = self.layer.by_group(bias).to(K)
                 K = K + (own - 1) * b * self.region.M[:, kernel + i : kernel + i + 1]
         return K
 
@@ -185,10 +196,10 @@ class LayerGuard:
         """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
-        W = weight.reshape(self.layer.groups, -1, kernel).to(basis.dtype)
+        W = self.layer.by_group(weight).to(basis.dtype)
         inner = W @ basis[:, :kernel]
         for i, bias in enumerate(biases):
-            b = bias.reshape(self.layer.groups, -1, 1).to(basis.dtype)
+            b = self.layer.by_group(bias).to(basis.dtype)
             inner.addcmul_(b, basis[:, kernel + i : kernel + i + 1])
         return inner
 
@@ -197,8 +208,7 @@ class LayerGuard:
         weight, *biases = tensors
         kernel = basis.shape[1] - len(biases)
         if weight.dtype == basis.dtype and weight.is_contiguous():
-            rows = weight.view(self.layer.groups, -1, kernel)
-            rows.baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
+            self.layer.by_group(weight).baddbmm_(inner, basis[:, :kernel].mT, alpha=sign)
         else:
             weight.add_((inner @ basis[:, :kernel].mT).reshape(weight.shape), alpha=sign)
         for i, bias in enumerate(biases):

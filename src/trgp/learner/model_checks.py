@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.layers import Layer
+from ..core.layers import Layer, local
 from ..core.memory import Memory
 from ..core.plan import NORMS, Plan
 from ..core.precision import full_precision
@@ -29,18 +29,6 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
-def whole_parameters(model: nn.Module) -> None:
-    """Refuse parameters of which this process holds a part, or none for now."""
-    for name, param in model.named_parameters():
-        kind = type(param).__name__
-        if kind == "DTensor" or hasattr(param, "placements") or hasattr(param, "ds_id"):
-            how = "DeepSpeed ZeRO-3" if hasattr(param, "ds_id") else "FSDP2 or tensor parallelism"
-            raise TypeError(
-                f"'{name}' is spread over processes ({how}), which cannot be protected yet; train "
-                "with DistributedDataParallel, which holds every parameter whole."
-            )
-
-
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
     """Protected and frozen layers must still be the ones the learner was made for."""
     modules = set(model.modules())
@@ -56,7 +44,8 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
                 f"Layer '{name}' was replaced since the learner was made; put the original module "
                 "back and load new values into its parameters."
             )
-        groups, outputs, inputs = layer.shape
+        groups, _, inputs = layer.shape
+        outputs = len(local(layer.weight.param)) // groups
         if (groups, outputs, inputs) != (*memory[name].C.shape[:2], memory[name].M.shape[1]):
             raise RuntimeError(
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
@@ -115,7 +104,7 @@ def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> No
                 "back to the last save, and train with a smaller learning rate or scale_rate."
             )
     for name, layer in layers.items():
-        if not all(bool(p.isfinite().all()) for p in layer.params):
+        if not all(bool(w.isfinite().all()) for w in layer.weights):
             raise RuntimeError(
                 f"Layer '{name}' has NaN or infinite weights; go back to the last save and train "
                 "with a smaller learning rate."

@@ -1,0 +1,327 @@
+"""How weights lie over the ranks: whole on each of them, or some rows on each (FSDP2).
+
+`fully_shard` cuts every parameter along its first dimension: a rank holds some rows of W with the
+entries of its biases, or none. The projection acts on columns, so W, C and K are held as these
+rows, M is the same on all ranks, and a sum over rows is a sum over ranks as well.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.capture import check_input, observing
+from ..core.decompositions import eigh
+from ..core.keep import Region, SumRows
+from ..core.layers import Layer, Site, local
+from ..core.memory import Change, Memory
+from ..types import TaskId
+from . import ranks
+from .layer_gradients import (
+    LossFn,
+    check_loss,
+    layer_gradients,
+    refusing_other_uses,
+    require_called,
+    require_finite,
+)
+from .loader_batches import samples_in
+
+RESOLVED = 1e-7  # least singular value, relative to the largest, that its square tells from zero
+
+
+class Whole:
+    """Every rank holds every weight: a process alone, or data parallel training."""
+
+    sum_rows: SumRows | None = None  # of what is summed over a weight's rows
+
+    def reshard(self) -> None:
+        """Put parameters that a pass has joined back into rows."""
+
+    def agreed(self, device: torch.device) -> AbstractContextManager[None]:
+        """Passes over batches that fail on all ranks if they fail on one."""
+        return ranks.agreed(device)
+
+    def together(self, device: torch.device) -> AbstractContextManager[None]:
+        """A part of a call that a rank may make alone."""
+        return nullcontext()
+
+    def in_step(self, batches: Iterable[Any], device: torch.device) -> Iterable[Any]:
+        """Batches, of which every rank may have another number."""
+        return batches
+
+    def gradients(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Layer],
+        batches: Iterable[Any],
+        loss_fn: LossFn,
+        others: Mapping[str, nn.Parameter],
+        device: torch.device,
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The gradient of every layer over the batches of all ranks; see layer_gradients."""
+        with ranks.agreed(device):
+            gradients, used = layer_gradients(model, layers, batches, loss_fn, others)
+        for G in gradients.values():
+            ranks.summed(G)
+        require_finite(gradients)
+        return gradients, ranks.from_first(lambda: used, device)
+
+    def region(self, memory: Memory, trusted: Sequence[TaskId]) -> Region:
+        """The region of a task that trusts these tasks."""
+        return memory.region(trusted)
+
+    def change(self, trusted: list[TaskId], D: Tensor, memory: Memory) -> Change:
+        """A finished task's K - C, held."""
+        return Change.of_coordinates(trusted, D, memory)
+
+    def same(self, C: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
+        """New coordinates with the same bits on every rank that holds them."""
+        return ranks.tensors_from_first(lambda: C, device)
+
+
+class Rows(Whole):
+    """Every rank holds some rows of every weight: FSDP2. All calls are made on all ranks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Find the modules that `fully_shard` was applied to."""
+        self.modules = _sharded_modules(model)
+        self.sum_rows = ranks.summed
+
+    def reshard(self) -> None:
+        """Put parameters that a pass has joined back into rows."""
+        for module in self.modules:
+            module.reshard()
+
+    def agreed(self, device: torch.device) -> AbstractContextManager[None]:
+        """Passes over batches: a rank that fails in one leaves the others inside it anyway."""
+        return nullcontext()
+
+    def together(self, device: torch.device) -> AbstractContextManager[None]:
+        """A part of a call, which fails on all ranks if it fails on one."""
+        return ranks.agreed(device)
+
+    def in_step(self, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+        """Batches, of which every rank must have the same number: a pass needs all ranks."""
+        iterator = iter(batches)
+        while True:
+            with ranks.agreed(device):
+                batch = next(iterator, None)
+            having = int(ranks.summed(torch.tensor(int(batch is not None), device=device)))
+            if not having:
+                return
+            if having < ranks.world_size():
+                raise ValueError(
+                    f"Only {having} of {ranks.world_size()} ranks have another batch, but a model "
+                    "under fully_shard runs on all ranks at once; give every rank the same number "
+                    "of batches, as a DistributedSampler does."
+                )
+            yield batch
+
+    def gradients(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Layer],
+        batches: Iterable[Any],
+        loss_fn: LossFn,
+        others: Mapping[str, nn.Parameter],
+        device: torch.device,
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The gradient's rows of every layer, by backward passes, which alone join the ranks'.
+
+        They are left in `.grad`, which a snapshot of the caller puts back.
+        """
+        called: set[str] = set()
+
+        def see(layer: Layer, site: Site, x: Tensor) -> None:
+            called.add(layer.name)
+            # A NaN is found in the gradient: raised here, it would leave the other ranks waiting.
+            check_input(layer, x)
+
+        for module in self.modules:
+            module.set_requires_gradient_sync(True)
+        for p in model.parameters():
+            p.grad = None
+        for batch in self.in_step(batches, device):
+            with (
+                torch.enable_grad(),
+                observing(layers.values(), see),
+                refusing_other_uses(model, layers.values()),
+            ):
+                loss = check_loss(loss_fn(model, batch))
+            require_called(called)
+            (samples_in(batch) * loss).backward()
+        self.reshard()
+        found = {
+            name: layer.pack(
+                [torch.zeros_like(local(p)) if p.grad is None else local(p.grad) for p in params]
+            )
+            for name, layer in layers.items()
+            for params in [layer.params]
+        }
+        with ranks.agreed(device):
+            require_finite(found)
+        return found, sorted(name for name, p in others.items() if p.grad is not None)
+
+    def region(self, memory: Memory, trusted: Sequence[TaskId]) -> Region:
+        """The region of a task that trusts these tasks, in rows."""
+        return memory.region(trusted, _range_of, self.sum_rows)
+
+    def change(self, trusted: list[TaskId], D: Tensor, memory: Memory) -> Change:
+        """The rows of a finished task's K - C, held by columns."""
+        return Change.of_coordinates(trusted, D, memory, apart=False)
+
+    def same(self, C: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
+        """New coordinates, of which every rank holds its own rows."""
+        return C
+
+
+# ---- tensors in rows ----------------------------------------------------------------------------
+
+
+def whole(rows: Tensor, param: Tensor, dim: int, *, everywhere: bool = True) -> Tensor:
+    """All rows of a tensor that lies over the ranks along `dim` as the parameter's rows do.
+
+    All ranks must call it. everywhere: whether ranks other than the first need them as well.
+    """
+    if not _in_rows(param):
+        return rows
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = torch.Size([*rows.shape[:dim], param.shape[0], *rows.shape[dim + 1 :]])
+    stride = torch.empty(shape, device="meta").stride()
+    mesh: Any = getattr(param, "device_mesh")  # noqa: B009
+    spread = DTensor.from_local(
+        rows.contiguous(), mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
+    )
+    joined: Tensor = spread.full_tensor()
+    if everywhere:
+        return joined
+    return joined.cpu() if ranks.rank() == 0 else rows
+
+
+def own_rows(tensor: Tensor, param: Tensor, dim: int) -> Tensor:
+    """This rank's part along `dim` of a tensor that every rank holds whole."""
+    return local(as_laid(tensor, param, dim)).clone() if _in_rows(param) else tensor
+
+
+def as_laid(tensor: Tensor, param: Tensor, dim: int = 0) -> Tensor:
+    """A tensor that every rank holds whole, spread over the ranks as the parameter is."""
+    if not _in_rows(param):
+        return tensor
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh: Any = getattr(param, "device_mesh")  # noqa: B009
+    return distribute_tensor(tensor.detach(), mesh, [Shard(dim)], src_data_rank=None)
+
+
+def own_change(change: Change, memory: Memory, param: Tensor) -> Change:
+    """This rank's rows of a finished task's change, given whole with its memory."""
+    if not _in_rows(param):
+        return change
+    D = change.coordinates(memory)
+    held = Change.of_coordinates(change.trusted, D, memory, apart=False)
+    assert held.shift is not None
+    return replace(held, shift=own_rows(held.shift, param, 1))
+
+
+def _range_of(C: Tensor) -> Tensor:
+    """This rank's rows of an orthonormal basis of the range of C, whose rows these are."""
+    least = max(RESOLVED, C.shape[2] * torch.finfo(C.dtype).eps)
+    once = _divided(C.double(), least)
+    # Directions of small values come out a little off the right angle: so once more.
+    return _divided(once, 0.5).to(C.dtype)
+
+
+def _divided(C: Tensor, least: float) -> Tensor:
+    """C times its right singular vectors over its singular values: orthonormal columns."""
+
+    def decomposed() -> dict[str, Tensor]:
+        squares, vectors = eigh(CC)
+        return {"values": squares.flip(1).clamp_min(0).sqrt(), "vectors": vectors.flip(2)}
+
+    CC = ranks.summed(C.mT @ C)
+    made = ranks.tensors_from_first(decomposed, C.device)
+    values, vectors = made["values"], made["vectors"]
+    held = values > least * values[:, :1]
+    count = int(held.sum(1).max())
+    scaled = vectors * (held / values.where(held, 1.0))[:, None, :]
+    return C @ scaled[:, :, :count]
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+def reset(model: nn.Module) -> None:
+    """Put all parameters back into rows after a pass, also one that failed half-way."""
+    modules = _sharded_modules(model)
+    inner = {m for module in modules for m in module.modules() if m is not module}
+    for module in modules:
+        if module not in inner and hasattr(module, "reset_iter_state"):  # since torch 2.13
+            module.reset_iter_state()
+    for module in modules:
+        module.reshard()
+
+
+def refuse_other_ways(model: nn.Module) -> None:
+    """Refuse parameters that lie over the ranks in a way that cannot be followed."""
+    advice = "use fully_shard over all ranks, or DistributedDataParallel"
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise TypeError(
+                f"{name or 'The model'!r} is wrapped in FullyShardedDataParallel (FSDP1), which "
+                f"flattens its parameters; {advice}."
+            )
+    for name, param in model.named_parameters():
+        if hasattr(param, "ds_id"):
+            raise TypeError(
+                f"'{name}' is partitioned by DeepSpeed ZeRO-3, which leaves no rows of it to "
+                f"protect; {advice}."
+            )
+        if not _in_rows(param):
+            continue
+        mesh: Any = getattr(param, "device_mesh")  # noqa: B009
+        placements: Any = getattr(param, "placements")  # noqa: B009
+        by_rows = mesh.ndim == 1 and placements[0].is_shard(0)
+        if not by_rows or mesh.size() != ranks.world_size():
+            raise TypeError(
+                f"'{name}' is spread over ranks otherwise than by rows over all of them "
+                f"({placements} on a mesh {tuple(mesh.shape)}; tensor parallelism or hybrid "
+                f"sharding), which cannot be protected; {advice}."
+            )
+
+
+def spread_of(model: nn.Module, layers: Mapping[str, Layer]) -> Whole:
+    """How the weights of these layers lie; refuses a mixture, and groups that would be cut."""
+    apart = {name: {_in_rows(p) for p in layer.params} for name, layer in layers.items()}
+    in_rows = {name for name, found in apart.items() if found == {True}}
+    if not any(True in found for found in apart.values()):
+        return Whole()
+    for name, layer in layers.items():
+        if name not in in_rows:
+            raise TypeError(
+                f"Layer '{name}' is not under fully_shard, though others are; apply fully_shard "
+                f"to the whole model, or add '{name}' to exclude=[...]."
+            )
+        if layer.groups > 1:
+            raise TypeError(
+                f"Layer '{name}' is a grouped convolution, whose groups fully_shard cuts through; "
+                f"add '{name}' to exclude=[...] or per_task=[...], or train with "
+                "DistributedDataParallel."
+            )
+    return Rows(model)
+
+
+def _in_rows(param: Tensor) -> bool:
+    return hasattr(param, "to_local")
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes seconds to import
+    if fsdp is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
