@@ -11,19 +11,19 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench same-bits trace readme clean
+.PHONY: help demo test test-slow check bench same-bits trace readme clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## Learn ten permuted-digit tasks: fine-tuning, GPM and TRGP, three seeds
-	for method in finetune gpm trgp; do \
-		$(BIN)/trgp run permuted-digits --method $$method --seeds 3 --out runs/demo || exit; \
-	done
-	$(BIN)/trgp table runs/demo
+	@$(BIN)/python examples/demo.py runs/demo
 
-test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest
+test: $(READY) ## Run the tests that take a few minutes
+	@$(BIN)/python -m pytest -m "not slow" -rs
+
+test-slow: $(READY) ## Run the slow tests: processes, kills, compilers, real images
+	@$(BIN)/python -m pytest -m slow -rs
 
 check: $(READY) ## Lint, check the formatting, the types and what imports what
 	$(BIN)/ruff check

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 import trgp
 from trgp.core import native
-from trgp.core.guard import with_coordinates
-from trgp.core.subspace import Memory, columns_of
-from trgp.task import TaskRecord
+from trgp.core.keep import with_coordinates
+from trgp.core.memory import Memory
+from trgp.core.subspace import columns_of
+from trgp.learner.learner_state import Known, TaskRecord
+from trgp.types import TaskId
 
 LR = 0.01
 OLD_TASKS = 2
@@ -153,31 +155,38 @@ class DropInGPM(PlainSGD):
         exclude = ["head"] if "head" in dict(self.net.named_children()) else []
         learner = self.make_learner(exclude)
         # The memory of two tasks that were never learnt: its size is what matters here.
-        learner._tasks = {j: TaskRecord({}, {}, {}) for j in range(OLD_TASKS)}
-        for name, old in self.olds.items():
-            learner._memory[name] = Memory(
+        memory = {
+            name: Memory(
                 M=old.M,
                 C=matrix(self.layers[name]).detach() @ old.M,
                 ranks=torch.tensor([old.M.shape[2]]),
                 masks=dict(enumerate(old.masks)),
             )
+            for name, old in self.olds.items()
+        }
+        tasks: dict[TaskId, TaskRecord] = {j: TaskRecord({}, {}, {}) for j in range(OLD_TASKS)}
+        learner._state.known = Known(memory, tasks)
+        self.memory = memory
         learner.begin_task(OLD_TASKS, [batch], lambda net, b: F.cross_entropy(net(b[0]), b[1]))
-        return learner.attach(torch.optim.SGD(learner.parameters(), lr=LR))
+        optimizer = torch.optim.SGD(learner.parameters(), lr=LR)
+        learner.attach(optimizer)
+        return optimizer
 
     def make_learner(self, exclude: list[str]) -> trgp.GPM:
         return trgp.GPM(self.net, exclude=exclude, norm="shared")
 
 
 class DropInTRGP(DropInGPM):
-    """`trgp.TRGP`: the literal form, low-rank scalings as a parametrization of the weight."""
+    """`trgp.TRGP`: the parameter is the effective weight, corrected before and after a step."""
 
     def make_learner(self, exclude: list[str]) -> trgp.GPM:
         return trgp.TRGP(self.net, epsilon=0.0, top_k=OLD_TASKS, exclude=exclude, norm="shared")
 
     def weights(self) -> dict[str, tuple[Tensor, Tensor]]:
+        effective = {name: matrix(module).detach() for name, module in self.layers.items()}
         return {
-            name: (matrix(module), module.parametrizations["weight"].original.flatten(1)[None])  # type: ignore[index, union-attr]
-            for name, module in self.layers.items()
+            name: (W, with_coordinates(W, self.memory[name].M, self.memory[name].C))
+            for name, W in effective.items()
         }
 
 
@@ -299,7 +308,7 @@ def apply(module: nn.Module, x: Tensor, W: Tensor) -> Tensor:
 CONTENDERS: dict[str, type[Contender]] = {
     "plain SGD": PlainSGD,
     "GPM, drop-in": DropInGPM,
-    "TRGP, drop-in (literal)": DropInTRGP,
+    "TRGP, drop-in": DropInTRGP,
     "TRGP, native": NativeTRGP,
     "TRGP, dense (as published)": DenseTRGP,
 }

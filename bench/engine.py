@@ -25,7 +25,8 @@ from dense import Dense
 from torch import nn
 
 import trgp
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
+from trgp.benchmarks.models import MLP, AlexNet, LeNet, ResNet18
 from trgp.engine.batches import Part
 from trgp.engine.captured import CapturedTask
 from trgp.engine.company import stacks_well
@@ -41,7 +42,6 @@ from trgp.methods.gpm import GPMMethod
 from trgp.methods.layerwise import Layerwise
 from trgp.methods.protected import Directions
 from trgp.methods.trgp import TRGPMethod
-from trgp.models import MLP, AlexNet, LeNet, ResNet18
 
 SHARE = 0.3
 TASK = 2  # the third: two old ones to trust

@@ -22,7 +22,7 @@ import torch
 import trgp
 from trgp import benchmarks
 from trgp.benchmarks.common import shuffled
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.engine.batches import Part
 from trgp.engine.context import Context
 from trgp.engine.machine import repeatable

@@ -52,14 +52,16 @@ def llama(hidden: int, inner: int, layers: int, heads: int) -> nn.Module:
         max_position_embeddings=1024,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
 
 
 def gpt2() -> nn.Module:
     """Build GPT-2 (124M), untrained."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(use_cache=False))
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(use_cache=False))
+    return model
 
 
 def tiny() -> nn.Module:
@@ -167,8 +169,9 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     for method in (GPM, TRGP):
         torch.manual_seed(0)
         model = make().to(DEVICE)
-        options = {"epsilon": 0.0} if method is TRGP else {}
-        learner = method(model, threshold=0.97, exclude=exclude, **options)
+        learner: GPM = GPM(model, exclude=exclude)
+        if method is TRGP:
+            learner = TRGP(model, exclude=exclude, epsilon=0.0)
         old: list[Tensor] = []
         found: dict[str, Any] = {}
         for task, loader in enumerate(loaders):

@@ -16,10 +16,10 @@ import torch
 from engine import NETS
 from torch import Tensor, nn
 
+from trgp.benchmarks.models.lenet import ResponseNorm
 from trgp.engine.machine import repeatable
+from trgp.fast.kernels import own_kernels
 from trgp.files import write_text
-from trgp.kernels import own_kernels
-from trgp.models.lenet import ResponseNorm
 
 CALLS = 20
 KINDS = (nn.Conv2d, nn.BatchNorm2d, nn.BatchNorm1d, nn.MaxPool2d, ResponseNorm)

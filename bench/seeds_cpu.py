@@ -1,9 +1,9 @@
 """Time TRGP on permuted digits from several seeds on the CPU: `trgp run` against a plain loop.
 
-The yardstick is what one would write in PyTorch: a module, torch.optim.SGD, W_eff made of W and the
-low-rank scalings by a parametrization (`trgp.TRGP`, the literal form), autograd, one seed after
-another. Tasks, initial weights, batches, epochs, settings (the preset `paper`) and what is
-evaluated are those of the run. Both are programs of their own, whose start counts, and take turns.
+The yardstick is what one would write in PyTorch: a module, torch.optim.SGD, autograd, `trgp.TRGP`
+beside them, one seed after another. Tasks, initial weights, batches, epochs, settings (the preset
+`paper`) and what is evaluated are those of the run. Both are programs of their own, whose start
+counts, and take turns.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import trgp
 from trgp import benchmarks
 from trgp.benchmarks import Task
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine.batches import Part, epoch_batches
 from trgp.engine.config import configure, defaults
@@ -81,8 +81,8 @@ class Loop:
             selection_samples=settings["selection_samples"],
             memory_samples=settings["samples"],
             norm=settings["norm"],
+            scale_rate=settings["scale_rate"],
         )
-        self.scale_rate = settings["scale_rate"]
 
     def learn(self) -> list[list[float | None]]:
         """The accuracy matrix."""
@@ -100,8 +100,7 @@ class Loop:
         training, model = self.training, self.model
         whole = batches(task.train, len(task.train), self.seed, "memory", t)
         self.learner.begin_task(t, whole, loss_of)
-        groups = self.learner.param_groups(lr=training.lr, scale_lr=training.lr * self.scale_rate)
-        optimizer = self.learner.attach(torch.optim.SGD(groups, lr=training.lr))
+        optimizer = self.learner.attach(torch.optim.SGD(self.learner.parameters(), lr=training.lr))
         for epoch in range(training.epochs):
             model.train()
             for batch in batches(task.train, training.batch, self.seed, "order", t, epoch):

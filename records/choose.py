@@ -1,10 +1,9 @@
 """Chooses settings on validation data alone.
 
 Every method has its own grid and is scored by mean ACC on the validation samples over seeds that
-no record uses; a setting that diverges from any seed is out. On digits all tasks are learnt; on the
-papers' benchmarks the first ones, for fewer epochs, by the methods whose settings no paper or code
-at hand tells. All cells of a finished grid go to a JSON file beside this one, best first. The
-presets in src/trgp/benchmarks hold what came out.
+no record uses; a setting that diverges from any seed is out. On the papers' benchmarks it tries the
+methods whose settings no paper or code at hand tells. All cells of a finished grid go to a JSON
+file beside this one, best first. The presets in src/trgp/benchmarks hold what came out.
 
 Started again with the same --runs it goes on where it was ended.
 """
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from grids import SEARCHES, Search, Value
 
 import trgp
 from trgp.benchmarks import entry
@@ -27,30 +27,12 @@ from trgp.engine.config import configure
 from trgp.engine.machine import resolve
 from trgp.engine.pool import cores
 from trgp.engine.sweep import Place, carry_out, plan
+from trgp.engine.sweeps import Cell
 from trgp.files import write_text
 from trgp.methods import find
 from trgp.results.result import Result
-from trgp.sweeps import Cell
 
-Value = float | str | tuple[float, ...]
-Grid = Mapping[str, tuple[Value, ...]]
 Score = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Search:
-    """What is tried on a benchmark."""
-
-    benchmark: str
-    grids: Mapping[str, Grid | Sequence[Grid]]
-    """By method the values of its settings, each with each; or several such grids."""
-    seeds: tuple[int, ...]
-    tasks: int | None = None
-    """Only so many, from the first on (None: all)."""
-    epochs: int | None = None
-    """At most so many a task (None: as the preset has it)."""
-    preset: str = "paper"
-    """That which holds what comes out; what is not searched is as in `paper`."""
 
 
 @dataclass(frozen=True)
@@ -70,213 +52,6 @@ class Setting:
         changes |= {key: value for key, value in limits.items() if value is not None}
         config = configure(search.benchmark, self.method, **changes)
         return [Cell(config, seed) for seed in search.seeds]
-
-
-PLAIN = {"lr": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
-DIGITS: Mapping[str, Grid] = {
-    "finetune": PLAIN,
-    "single": PLAIN,
-    "multitask": PLAIN,
-    "owm": {"lr": (0.05, 0.1, 0.2, 0.4, 0.8), "alpha_end": (0.001, 0.01, 0.1, 1.0)},
-    "ewc": {"lr": (0.05, 0.1, 0.2, 0.4), "strength": (10.0, 100.0, 1e3, 1e4, 1e5)},
-    "hat": {"lr": (0.1, 0.2, 0.4), "s_max": (50.0, 400.0), "sparsity": (0.1, 0.75)},
-    "agem": PLAIN,
-    "er": PLAIN,
-    "lwf": {"lr": (0.05, 0.1, 0.2), "strength": (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)},
-    "gpm": {
-        "lr": (0.05, 0.1, 0.2, 0.4, 0.8),
-        "threshold": (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99),
-    },
-    "trgp": {
-        "lr": (0.1, 0.2, 0.4, 0.8),
-        "threshold": (0.95, 0.97, 0.99, 0.995),
-        "scale_rate": (0.005, 0.01, 0.02, 0.05, 0.1),
-    },
-}
-# From here on around what is remembered of the GPM paper. On PMNIST over all tasks: what protects
-# three tasks well may have nothing left to learn ten with, or forget the first seven.
-PMNIST_PLAIN = {"lr": (0.003, 0.01, 0.03, 0.1)}
-PMNIST = Search(
-    "pmnist",
-    {
-        "finetune": PMNIST_PLAIN,
-        "single": PMNIST_PLAIN,
-        "multitask": PMNIST_PLAIN,
-        "owm": {"lr": (0.01, 0.03, 0.1), "alpha": (100.0, 1e3), "alpha_end": (10.0, 100.0, 1e3)},
-        "ewc": {"lr": (0.01, 0.03, 0.1), "strength": (100.0, 1e3, 1e4)},
-        "agem": PMNIST_PLAIN,
-        "er": PMNIST_PLAIN,
-        "lwf": {"lr": (0.003, 0.01, 0.03), "strength": (0.1, 0.5, 2.0, 10.0)},
-    },
-    seeds=(100,),
-    epochs=2,
-)
-CIFAR_PLAIN = {"lr": (0.01, 0.03, 0.05)}
-CIFAR = Search(
-    "split-cifar100",
-    {
-        "finetune": CIFAR_PLAIN,
-        "single": CIFAR_PLAIN,
-        "multitask": CIFAR_PLAIN,
-        "owm": {"lr": (0.01, 0.03), "alpha_end": (0.001, 0.1)},
-        "ewc": {"lr": (0.01, 0.03, 0.05), "strength": (500.0, 5e3, 5e4)},
-        "hat": {"lr": (0.025, 0.05, 0.1), "sparsity": (0.25, 0.75)},
-        "agem": CIFAR_PLAIN,
-        "er": CIFAR_PLAIN,
-        "lwf": {"lr": (0.01, 0.03), "strength": (0.5, 2.0, 10.0)},
-    },
-    seeds=(100,),
-    tasks=2,
-    epochs=40,
-)
-FIVE_PLAIN = {"lr": (0.03, 0.1)}
-FIVE = Search(
-    "five-datasets",
-    {
-        "multitask": FIVE_PLAIN,
-        "ewc": [
-            {"lr": (0.03, 0.1), "strength": (500.0, 5e3, 5e4)},
-            {"lr": (0.01,), "strength": (50.0, 500.0, 5e3)},
-            {"lr": (0.03,), "strength": (50.0,)},
-        ],
-        "hat": [
-            {"lr": (0.03, 0.1), "sparsity": (0.25, 0.75)},
-            {"lr": (0.01,), "sparsity": (0.25,)},
-            {"lr": (0.01, 0.03), "sparsity": (0.1,)},
-        ],
-        "agem": FIVE_PLAIN,
-        "er": FIVE_PLAIN,
-    },
-    seeds=(100,),
-    tasks=2,
-    epochs=2,
-)
-# For the preset `best`: rates that fall, and one scaling matrix over all that is protected beside
-# those of the two most related tasks; then around what was best of these.
-FALLING: Grid = {"lr": (0.03, 0.1), "lr_decay": (0.5,)}
-WHOLE: Grid = {"scaling_over": ("union",), "epsilon": (0.0,), "top_k": (10,)}
-MOST = (0.98, 0.995, 0.995)
-AROUND: Sequence[Grid] = (
-    {"lr": (0.01, 0.03, 0.05, 0.1), "lr_decay": (0.3, 0.5, 0.7)},
-    {"lr": (0.02,), "lr_decay": (0.5, 0.7)},
-)
-# Each of the others has as many settings as TRGP, 18; the last four of each go beyond some edges of
-# the first fourteen.
-PMNIST_BEST = Search(
-    "pmnist",
-    {
-        "finetune": [*AROUND, {"lr": (0.003, 0.005), "lr_decay": (0.2, 0.3)}],
-        "single": [*AROUND, {"lr": (0.1, 0.2), "lr_decay": (0.8, 0.9)}],
-        "multitask": [*AROUND, {"lr": (0.02, 0.03), "lr_decay": (0.8, 0.9)}],
-        "agem": [*AROUND, {"lr": (0.003, 0.005), "lr_decay": (0.5, 0.7)}],
-        "er": [*AROUND, {"lr": (0.03, 0.05), "lr_decay": (0.1, 0.2)}],
-        "ewc": [
-            {
-                "lr": (0.01, 0.03),
-                "lr_decay": (0.5,),
-                "strength": (100.0, 300.0, 1e3, 3e3, 1e4),
-            },
-            {"lr": (0.03,), "lr_decay": (0.7,), "strength": (300.0, 1e3, 3e3)},
-            {"lr": (0.1,), "lr_decay": (0.5,), "strength": (1e3,)},
-            {"lr": (0.1, 0.2), "lr_decay": (0.3,), "strength": (1e3,)},
-            {"lr": (0.1, 0.2), "lr_decay": (0.7,), "strength": (1e3,)},
-        ],
-        "lwf": [
-            {
-                "lr": (0.003, 0.01, 0.03),
-                "lr_decay": (0.5,),
-                "strength": (0.5, 2.0, 10.0, 30.0),
-            },
-            {"lr": (0.01,), "lr_decay": (0.7,), "strength": (2.0, 10.0)},
-            {"lr": (0.001, 0.003), "lr_decay": (0.7,), "strength": (1.0, 2.0)},
-        ],
-        "gpm": [
-            {
-                "lr": (0.01, 0.03),
-                "lr_decay": (0.5,),
-                "threshold": ((0.95, 0.99, 0.99), (0.97, 0.99, 0.99), MOST),
-                "samples": (300, 1000),
-            },
-            {
-                "lr": (0.03,),
-                "lr_decay": (0.7,),
-                "threshold": ((0.95, 0.99, 0.99), MOST),
-                "samples": (1000,),
-            },
-            {
-                "lr": (0.05, 0.1),
-                "lr_decay": (0.5,),
-                "threshold": ((0.95, 0.99, 0.99),),
-                "samples": (1000, 3000),
-            },
-        ],
-        "owm": [
-            {
-                "lr": (0.01, 0.03, 0.1),
-                "lr_decay": (0.5,),
-                "alpha": (100.0, 1e3),
-                "alpha_end": (10.0, 100.0),
-            },
-            {"lr": (0.03,), "lr_decay": (0.7,), "alpha": (1e3,), "alpha_end": (10.0, 100.0)},
-            {"lr": (0.03, 0.05), "lr_decay": (0.8,), "alpha": (1e3,), "alpha_end": (1.0, 10.0)},
-        ],
-        "trgp": [
-            FALLING,
-            {**FALLING, **WHOLE, "threshold": ((0.95, 0.99, 0.99), MOST)},
-            {"lr": (0.03,), "lr_decay": (0.7,), **WHOLE, "threshold": (MOST,)},
-            {"lr": (0.05,), "lr_decay": (0.5,), **WHOLE, "threshold": (MOST,)},
-            {
-                "lr": (0.05, 0.1),
-                "lr_decay": (0.5,),
-                **WHOLE,
-                "threshold": (MOST,),
-                "scale_rate": (0.1, 0.3),
-            },
-            {
-                "lr": (0.03,),
-                "lr_decay": (0.5, 0.7),
-                **WHOLE,
-                "threshold": ((0.99, 0.998, 0.998),),
-            },
-            {
-                "lr": (0.01, 0.02),
-                "lr_decay": (0.5, 0.7),
-                **WHOLE,
-                "threshold": (MOST,),
-            },
-        ],
-    },
-    seeds=(100,),
-    tasks=4,
-    preset="best",
-)
-# For the preset `best` of CIFAR-100 Split, over all tasks, since a validation set is 250 samples:
-# the rates that tasks are learnt best with when nothing is protected, norm layers of their own, and
-# one scaling matrix over all that is protected.
-OWN_NORM: Grid = {"norm": ("per_task",)}
-CIFAR_BEST = Search(
-    "split-cifar100",
-    {
-        "trgp": [
-            {"lr": (0.05,), "norm": ("freeze", "per_task")},
-            {"lr": (0.05,), **WHOLE},
-            {"lr": (0.03, 0.05, 0.1), **WHOLE, **OWN_NORM},
-            {"lr": (0.05,), **WHOLE, **OWN_NORM, "scale_rate": (2.0,)},
-            {"lr": (0.05,), **WHOLE, **OWN_NORM, "threshold": (0.95,)},
-        ],
-    },
-    seeds=(100,),
-    preset="best",
-)
-SEARCHES = {
-    "permuted-digits": Search("permuted-digits", DIGITS, seeds=(100, 101, 102)),
-    "split-digits": Search("split-digits", DIGITS, seeds=(100, 101, 102)),
-    "pmnist": PMNIST,
-    "pmnist-best": PMNIST_BEST,
-    "split-cifar100": CIFAR,
-    "split-cifar100-best": CIFAR_BEST,
-    "five-datasets": FIVE,
-}
 
 
 def settings(search: Search, methods: Iterable[str]) -> Iterator[Setting]:

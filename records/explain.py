@@ -11,7 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from choose import Grid, Search, Setting, learnt, settings
+from choose import Setting, learnt, settings
+from grids import Grid, Search
 
 from trgp.benchmarks import entry
 from trgp.engine.sweep import Place
@@ -51,9 +52,9 @@ EXPERIMENTS = {
                     "alpha_end": (1e6,),
                 },
             ],
-            "limited:LimitedEWC": [
-                {"lr": (0.01, 0.03, 0.05), "strength": (5000.0,)},
-                {"lr": (0.05,), "strength": (500.0,)},
+            "ewc": [
+                {"lr": (0.01, 0.03, 0.05), "strength": (5000.0,), "gradient_limit": (100.0,)},
+                {"lr": (0.05,), "strength": (500.0,), "gradient_limit": (100.0,)},
             ],
         },
         seeds=(100,),

@@ -21,11 +21,11 @@ from trust_regions import NETWORKS
 
 from trgp.engine.config import configure
 from trgp.engine.sweep import Place
+from trgp.engine.sweeps import Cell
 from trgp.files import write_text
 from trgp.methods.trgp import TRGPMethod
 from trgp.results.layout import NONE
 from trgp.results.result import Result
-from trgp.sweeps import Cell
 
 RECORD = Path(__file__).with_name("overlaps.json")
 SEED = 100

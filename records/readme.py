@@ -18,8 +18,10 @@ import reproduction
 from overlaps import overlaps
 from recorded import Wanted, changes_of, recorded
 
+from trgp.benchmarks import entry
 from trgp.engine.config import defaults
 from trgp.files import write_text
+from trgp.methods import find as find_method
 from trgp.report import cells as report_cells
 from trgp.report.charts import charts
 from trgp.report.checksum import checksum
@@ -44,6 +46,8 @@ FIGURES = {
 }
 """By their file what they are called in a report."""
 EMBEDDED = ("permuted-digits", "split-digits")
+TOLD = "task known in the test"
+HELD = "held, in copies of the network"
 
 
 def embedded() -> str:
@@ -58,13 +62,14 @@ def embedded() -> str:
             made = (
                 Cell(run.benchmark),
                 Cell(run.method),
+                _told(run),
                 Cell(str(len(results)), len(results)),
                 _spread(results.acc, verdict.mark),
                 _spread(results.bwt),
                 Cell(f"{held:.1f}", held),
             )
             rows.append(Row(made))
-    header = ("benchmark", "method", "seeds", "ACC %", "BWT %", "held, in copies of the network")
+    header = ("benchmark", "method", TOLD, "seeds", "ACC %", "BWT %", HELD)
     return rows_markdown(Table("embedded", "", header, tuple(rows)))
 
 
@@ -81,15 +86,23 @@ def papers() -> str:
             cells += [_printed(printed.acc, printed.std), _printed(printed.bwt, None)]
         else:
             cells += [Cell("–"), Cell("–")]
-        names = [Cell(text) for text in (run.benchmark, run.method, run.preset, str(len(results)))]
-        rows.append(Row((*names, *cells)))
-    header = ("benchmark", "method", "preset", "seeds", "ACC %", "BWT %", "paper's ACC", "BWT")
-    return rows_markdown(Table("papers", "", header, tuple(rows)))
+        names = [Cell(text) for text in (run.benchmark, run.method, run.preset)]
+        rows.append(Row((*names, _told(run), Cell(str(len(results))), *cells)))
+    header = ("benchmark", "method", "preset", TOLD, "seeds")
+    figures = ("ACC %", "BWT %", "paper's ACC", "BWT")
+    return rows_markdown(Table("papers", "", (*header, *figures), tuple(rows)))
 
 
 def _is_papers(run: Result) -> bool:
     of_others = run.preset == "best" and run.method != "trgp"
     return run.benchmark not in EMBEDDED and not changes_of(run) and not of_others
+
+
+def _told(run: Result) -> Cell:
+    """Whether the network is told in the test which task a sample is of: by a head of the task's
+    own, or because the method computes each task by weights of its own."""
+    own = find_method(run.method).about.task_id_at_test
+    return Cell("yes" if own or entry(run.benchmark).separate_heads else "no")
 
 
 def _printed(value: float | None, std: float | None) -> Cell:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trgp.engine.config import Config
+from trgp.engine.sweeps import SWEEPS
 from trgp.results.render import SAME_FIGURES
 from trgp.results.result import Result, Results
-from trgp.sweeps import SWEEPS
 
 Found = Sequence[Results]
 

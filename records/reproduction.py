@@ -17,6 +17,7 @@ from trust_regions import gate, latest
 
 from trgp.benchmarks import PAPER
 from trgp.benchmarks.common import Published
+from trgp.engine.sweeps.lists import BOTH
 from trgp.report import cells
 from trgp.report.commands import commands_of
 from trgp.report.devices import device_of
@@ -38,7 +39,6 @@ from trgp.results.paired import unpaired
 from trgp.results.render import paper_of, preset_of
 from trgp.results.result import Result, Results
 from trgp.results.store import run_folder
-from trgp.sweeps.lists import BOTH
 
 RUNS = PurePosixPath("../records/runs")  # as the page links to it
 SWEEPS = ("paper", "quirks", "ablation")

@@ -1,6 +1,6 @@
 """CIFAR-100's AlexNet with norm layers that keep averages to evaluate with."""
 
-from trgp import models
+from trgp.benchmarks import models
 
 
 def alexnet(heads: int, classes: int) -> models.AlexNet:

@@ -7,7 +7,7 @@ from table_parts import texts
 from torch import nn
 
 from trgp.benchmarks import PAPER
-from trgp.models import MLP, AlexNet
+from trgp.benchmarks.models import MLP, AlexNet
 from trgp.results.result import Result
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"pmnist": MLP, "split-cifar100": AlexNet}

@@ -13,6 +13,7 @@ from small_runs import CLASSES, Make, Samples
 from torch import Tensor, nn
 
 from trgp.benchmarks.common import TRGP_QUIRKS
+from trgp.benchmarks.models import MLP
 from trgp.engine.captured import CapturedTask
 from trgp.engine.checkpoint import Checkpoints
 from trgp.engine.clock import Clock
@@ -28,7 +29,6 @@ from trgp.engine.stream import Stream
 from trgp.engine.tape import Body
 from trgp.engine.train import Trained, Work, train_epoch
 from trgp.methods import Method
-from trgp.models import MLP
 from trgp.results.result import Result
 from trgp.results.store import run_folder
 from trgp.tree import leaves

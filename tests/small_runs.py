@@ -15,19 +15,20 @@ from helpers import classification, mlp
 from torch import Tensor, nn
 
 import trgp
-from trgp.methods import METHODS, Method, Params
+from trgp.gates import HEADS, Gate
+from trgp.methods import Method, Params
 from trgp.methods.finetune import Finetune
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.multitask import Multitask
 from trgp.methods.single import Single
 from trgp.methods.trgp import TRGPMethod
-from trgp.models.gates import HEADS, Gate
 from trgp.results.result import Result
 
 Samples = tuple[Tensor, Tensor]
 Make = Callable[[], nn.Module]
 CLASSES = 3
-MEASURED = ("seconds", "peak_memory_bytes")  # what no two runs agree in
+CHAINS = ("pnn", "den", "rcl")  # the methods that widen chains of layers, and no other network
+MEASURED = ("seconds", "peak_memory_bytes", "checksum")  # what no two runs agree in
 
 
 def some_tasks(
@@ -105,6 +106,14 @@ class Gated(Dropping):
         return self.heads[head](self.features(x))
 
 
+class Chained(Gated):
+    """The same without groups: a chain of layers, which a method can widen."""
+
+    def __init__(self, heads: int = 3, track: bool = True) -> None:
+        super().__init__(heads, track)
+        self.grouped = nn.Conv2d(6, 6, 2, stride=2, bias=False)
+
+
 # For interruptions: a case of every method, trained so that the best epoch is not the last.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -119,12 +128,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "agem": ("agem", {"memory_size": 20}),
     "er": ("er", {"memory_size": 20}),
     "lwf": ("lwf", {}),
+    "pnn": ("pnn", {"width": 0.5, "lr": 0.02}),
+    "den": ("den", {"growth": 0.2, "phase_epochs": 2, "lr": 0.02}),
+    "rcl": ("rcl", {"growth": 0.3, "trials": 4, "per_round": 2, "trial_epochs": 2, "lr": 0.02}),
+    "apd": ("apd", {"consolidate_every": 2, "lr": 0.02}),
 }
 
 
 def network_of(case: str) -> Make:
     """What a case is learnt by: a head for every task where the method needs them."""
-    return Gated if METHODS[CASES[case][0]].about.several_heads else Dropping
+    method = CASES[case][0]
+    if method in CHAINS:
+        return Chained
+    return Gated if method in ("hat", "apd") else Dropping
 
 
 def run_case(case: str, out: Path, **settings: Any) -> Result:

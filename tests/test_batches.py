@@ -9,11 +9,12 @@ import torch
 from helpers import mlp
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inside import bases
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from trgp import GPM, TRGP
-from trgp.core.batches import first_samples, samples_in
+from trgp.learner.loader_batches import first_samples, samples_in
 
 
 class Pair(NamedTuple):
@@ -151,7 +152,7 @@ def test_memory_samples_limits_what_feeds_the_memory() -> None:
     few, alone = learners
     assert few.ranks == alone.ranks == {"0": (7, 7), "2": (11, 13)}
     for name in few.ranks:
-        M, N = few._memory[name].M[0], alone._memory[name].M[0]
+        M, N = (bases(each)[name].M[0] for each in learners)
         assert (M - N @ (N.mT @ M)).norm() < 1e-3
 
 

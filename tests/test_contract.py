@@ -14,14 +14,14 @@ import trgp
 SRC = Path(trgp.__file__).parent
 # The modules and folders of src/trgp by room; `trgp` itself is what users import.
 ROOMS = {
-    "shared": "draws files lookup options tree types",
+    "shared": "draws files gates lookup options pixels tree types",
     "core": "core",
     "learner": "learner",
     "methods": "methods",
-    "benchmarks": "benchmarks data models",
+    "benchmarks": "benchmarks",
     "results": "results",
-    "engine": "engine sweeps",
-    "fast": "kernels",
+    "engine": "engine",
+    "fast": "fast",
     "report": "report",
     "cli": "cli __main__",
     "trgp": "trgp",
@@ -35,16 +35,15 @@ MAY_IMPORT = {
     "benchmarks": "",
     "results": "",
     "engine": "core methods benchmarks results",
-    "fast": "core methods models engine",
+    "fast": "core methods benchmarks.models engine",
     "report": "methods benchmarks results engine",
     "cli": "methods benchmarks results engine report",
     "trgp": "learner engine.run",
 }
 # What still breaks the contract or closes a cycle. Take edges away from here; add none.
 BREAKING = """
-core.products -> kernels
-engine.network -> kernels
-methods.hat -> models.gates
+core.products -> fast.kernels
+engine.network -> fast.kernels
 results.render -> benchmarks
 results.render -> benchmarks.common
 """
@@ -124,6 +123,7 @@ def test_the_learners_alone_load_little() -> None:
     """And `run` is there, once it is asked for."""
     program = """
 import sys, trgp
+trgp.TRGP
 print(sum(name.partition(".")[0] == "trgp" for name in sys.modules))
 from trgp import *
 assert run is trgp.run is sys.modules["trgp.engine.run"].run

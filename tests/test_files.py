@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trgp.files import read_tensors, write_tensors, write_text
+from trgp.files import (
+    SETTINGS,
+    Kind,
+    check_fields,
+    checksum,
+    is_whole,
+    read_tensors,
+    write_tensors,
+    write_text,
+)
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -145,7 +154,36 @@ def test_other_safetensors_files_are_refused(tmp_path: Path) -> None:
     sentence(caught.value, tmp_path / "a")
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": NaN}', '{"a": -Infinity}', "[" * 100_000])
+def test_metadata_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
+    """Also with a checksum that is right."""
+    held = some_tensors()
+    save_file(held, tmp_path / "a", metadata={"trgp": text, "sha256": checksum(text, held)})
+    with pytest.raises(ValueError, match="has metadata") as caught:
+        read_tensors(tmp_path / "a")
+    sentence(caught.value, tmp_path / "a")
+
+
+def test_metadata_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_tensors(tmp_path / "a", {}, {"rate": float("nan")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_fields_of_another_kind_are_named() -> None:
+    fields = {"count": Kind(is_whole, "a whole number"), "more": SETTINGS}
+    good = {"count": 3, "more": {"a": [1, {"b": None}]}, "unknown": 1}
+    check_fields(good, fields, "a.json", "repeat it")
+    for name, value in (("count", -1), ("count", True), ("count", 3.0), ("more", []), ("more", 1)):
+        with pytest.raises(ValueError, match=f"a.json has .* as its {name}, .*; repeat it.$"):
+            check_fields(good | {name: value}, fields, "a.json", "repeat it")
+    with pytest.raises(ValueError, match=r"^a.json lacks the field 'more'; repeat it.$"):
+        check_fields({"count": 3}, fields, "a.json", "repeat it")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        read_tensors("a" * 5000)
     for path in (tmp_path, tmp_path / "a"):
         with pytest.raises(FileNotFoundError, match=str(path)):
             read_tensors(path)

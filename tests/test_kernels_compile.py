@@ -12,7 +12,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trgp.kernels import batch_norm, convolution, few_rows, few_terms, parts
+from trgp.fast.kernels import batch_norm, convolution, few_rows, few_terms, parts
+
+pytestmark = pytest.mark.slow
 
 COUNTS = {"M", "N", "K", "R", "each", "rows", "number", "count", "pad_h", "pad_w"}
 COUNTS |= {"SAR", "SAM", "SAK", "SBR", "SBK", "SBN", "SN", "SR"}  # strides

@@ -17,6 +17,7 @@ from helpers import (
     mlp,
     train,
 )
+from support import inside
 from torch import Tensor, nn
 
 from trgp import GPM, TRGP
@@ -51,12 +52,12 @@ def test_old_logits_stay_while_new_tasks_are_learnt(kind: str, method: type[GPM]
     case = CASES[kind]
     model = case.make().double()
     learner = method(model, threshold=1.0, norm=case.norm)
-    layers, logits, batches = learner._plan.layers, [], []
+    layers, logits, batches = inside.layers(learner), [], []
     for task in range(4):
         x, y = classification(task, *case.shape, samples=4, rank=case.rank, dtype=torch.float64)
         batches.append((x, y))
         before = {name: layer.matrix().clone() for name, layer in layers.items()}
-        protected = {name: memory.M for name, memory in learner._memory.items()}
+        protected = {name: memory.M for name, memory in inside.memories(learner).items()}
 
         learner.begin_task(task, batches[-1:], cross_entropy)
         train(learner, batches[-1:], steps=60, make=torch.optim.AdamW, lr=3e-3, weight_decay=0.01)

@@ -171,6 +171,10 @@ def test_counts_are_whole_numbers_of_at_least_one(name: str, value: Any) -> None
     ("options", "message"),
     [
         ({"norm": "batch"}, "norm must be 'freeze', 'per_task' or 'shared', not 'batch'"),
+        ({"form": "best"}, "form must be 'auto', 'paper' or 'range', not 'best'"),
+        ({"scale_rate": 0.0}, "scale_rate must be a finite number above 0"),
+        ({"scale_rate": float("nan")}, "scale_rate must be a finite number above 0"),
+        ({"scale_rate": True}, "scale_rate must be a finite number above 0"),
         ({"scope": "model"}, "scope must be 'layer' or 'task', not 'model'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -142,15 +143,31 @@ def test_buffers_that_training_changes_are_named(caplog: pytest.LogCaptureFixtur
         assert ("Training changes buffers" in caplog.text) == named
 
 
-def test_a_small_leak_of_an_optimizer_that_was_not_attached_is_caught() -> None:
+def test_an_optimizer_that_nothing_was_told_of_is_guarded() -> None:
     learner = GPM(mlp(12, 16, 4).double(), threshold=1.0)
     learn(learner, 0, [a_batch(0)])
+    with torch.no_grad():
+        logits = learner.model(a_batch(0)[0])
     learner.begin_task(1, [a_batch(1)], cross_entropy)
-    optimizer = torch.optim.SGD(learner.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(learner.model.parameters(), lr=1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        cross_entropy(learner.model, a_batch(1)).backward()
+        optimizer.step()
+    learner.end_task([a_batch(1)])
+    with learner.task(0), torch.no_grad():
+        assert_close(learner.model(a_batch(0)[0]), logits, 1e-8)
+
+
+def test_parameters_that_no_optimizer_stepped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    learner = GPM(mlp(12, 16, 4).double())
+    learner.begin_task(0, [a_batch(0)], cross_entropy)
+    optimizer = torch.optim.SGD(learner.model[0].parameters(), lr=0.1)
     cross_entropy(learner.model, a_batch(0)).backward()
     optimizer.step()
-    with pytest.raises(RuntimeError, match="moved inside the protected space"):
-        learner.end_task([a_batch(1)])
+    with caplog.at_level(logging.WARNING, logger="trgp"):
+        learner.end_task([a_batch(0)])
+    assert "No optimizer that stepped in task 0 holds '2.weight', '2.bias' (2" in caplog.text
 
 
 def test_adam_is_the_same_with_a_closure_and_without() -> None:
@@ -228,27 +245,39 @@ def test_no_copy_inside_a_visit() -> None:
         copy.deepcopy(learner)
 
 
-def test_the_summary_does_not_count_scalings_as_model() -> None:
-    learner = TRGP(mlp(12, 8, 4).double(), epsilon=0.0)
-    learn(learner, 0, [a_batch(0)])
-    before = [line for line in learner.summary().splitlines() if "one copy" in line]
-    learner.begin_task(1, [a_batch(1)], cross_entropy)
-    assert learner.param_groups(lr=1.0)[1]["params"]
-    assert [line for line in learner.summary().splitlines() if "one copy" in line] == before
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_old_heads_that_an_optimizer_moves_without_a_gradient_are_named(
+    kept: bool, zeros: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By weight decay, or by what it remembers of them; not where the gradient is None."""
 
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(12, 8)
+            self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+            self.use = 0
 
-def test_an_optimizer_of_named_parameters_keeps_a_name_for_each() -> None:
-    model = mlp(12, 8, 4).double()
-    learner = TRGP(model, epsilon=0.0)
-    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    learner.attach(optimizer)
-    for task in range(3):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.heads[self.use](self.body(x).tanh())
+
+    model = Heads().double()
+    learner = GPM(model, exclude=["heads"])
+    options = {"momentum": 0.9} if kept else {"weight_decay": 0.1}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    for task in range(2):
+        model.use = task
         learner.begin_task(task, [a_batch(task)], cross_entropy)
-        (group,) = optimizer.param_groups
-        assert len(group["param_names"]) == len(group["params"]) == 4 + 2 * min(task, 2)
-        train(learner, [a_batch(task)])
+        optimizer.zero_grad(set_to_none=not zeros)
+        cross_entropy(model, a_batch(task)).backward()
+        old = model.heads[0].weight.detach().clone()
+        with caplog.at_level(logging.WARNING, logger="trgp"):
+            optimizer.step()
         learner.end_task([a_batch(task)])
-    assert group["param_names"] == [name for name, _ in model.named_parameters()]
+    assert torch.equal(model.heads[0].weight, old) != zeros
+    told = "excluded 'heads.0.weight', 'heads.0.bias', of which rows have no gradient"
+    assert (told in caplog.text) == zeros
 
 
 def test_options_per_layer_match_as_exclude_does() -> None:
@@ -287,3 +316,28 @@ def test_odd_arguments() -> None:
         learner.begin_task(0, [a_batch(0)], None)
     with pytest.raises(TypeError, match="The loader is a NoneType"):
         learner.begin_task(0, None, cross_entropy)
+
+
+def test_a_shared_head_with_masked_logits_does_not_shrink_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its rows for the classes of old tasks have no gradient, and decay moves them."""
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+    learner = TRGP(model, exclude=["2"])
+
+    def loss_of(task: int) -> Callable[..., Tensor]:
+        hidden = torch.zeros(8, dtype=F64)
+        hidden[4 * (1 - task) : 4 * (2 - task)] = -torch.inf
+        return lambda m, b: F.cross_entropy(m(b[0]) + hidden, b[1] + 4 * task)
+
+    for task in range(2):
+        learner.begin_task(task, [a_batch(task)], loss_of(task))
+        optimizer = torch.optim.AdamW(learner.parameters(), weight_decay=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(task)(model, a_batch(task)).backward()
+            optimizer.step()
+        learner.end_task([a_batch(task)])
+    told = [r.getMessage() for r in caplog.records if "weight_decay=0" in r.getMessage()]
+    assert len(told) == 1
+    assert "'2.weight'" in told[0]

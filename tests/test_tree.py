@@ -68,3 +68,8 @@ def test_what_is_not_there_is_empty() -> None:
 def test_a_name_with_the_separator_is_refused() -> None:
     with pytest.raises(ValueError, match="holds a '/'"):
         dict(leaves({"a": {"b/c": torch.ones(1)}}))
+
+
+def test_a_tensor_below_a_tensor_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a/b' of a state lies below a tensor"):
+        from_leaves({"a": torch.ones(1), "a/b": torch.ones(1)})

@@ -31,7 +31,7 @@ from trgp.engine.learning import Asked, learn
 from trgp.results.result import Result
 
 # Equal runs differ in these, and so do equal runs of two checkouts.
-LEFT_OUT = ("seconds", "peak_memory_bytes", "command", "versions", "digest")
+LEFT_OUT = ("seconds", "peak_memory_bytes", "command", "versions", "digest", "checksum")
 SHORT: dict[str, Any] = {"tasks": 3, "epochs": 3, "patience": 2}
 
 

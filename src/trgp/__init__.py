@@ -1,23 +1,22 @@
 """Gradient-projection continual learning: TRGP, GPM and their family, on any PyTorch model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .learner import GPM as GPM
-from .learner import TRGP as TRGP
-from .learner import UnknownTaskError as UnknownTaskError
-from .types import VERSION
-
+__version__ = "0.1.0"
 __all__ = ["GPM", "TRGP", "UnknownTaskError", "run"]
-__version__ = VERSION
 
 if TYPE_CHECKING:
     from .engine.run import run as run
+    from .learner import GPM as GPM
+    from .learner import TRGP as TRGP
+    from .learner import UnknownTaskError as UnknownTaskError
 else:  # out of sight of type checkers, which would take any name for an attribute
+    _LEARNERS = dict.fromkeys(("GPM", "TRGP", "UnknownTaskError"), "learner")
+    _MODULES = {"run": "engine.run", **_LEARNERS}
 
     def __getattr__(name: str) -> object:
-        """Import `run` when it is first used, because it needs most of the package."""
-        if name != "run":
+        """Import on first use: torch takes a second, in which Ctrl-C is to end `trgp`."""
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .engine.run import run
-
-        return run
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -28,6 +28,8 @@ def from_leaves(tensors: Mapping[str, Tensor]) -> State:
         level = tree
         for key in levels:
             level = level.setdefault(key, {})  # type: ignore[assignment]
+            if isinstance(level, Tensor):
+                raise ValueError(f"'{path}' of a state lies below a tensor; give it another name.")
         level[last] = tensor
     return tree
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_sets import SMALL, write_small
 
-from trgp.data import data_root
+from trgp.benchmarks.data import data_root
 
 UNPACK = Path(__file__).parents[3] / "shared" / "data" / "unpack.py"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trgp.data import save
+from trgp.benchmarks.data import save
 
 # Of each set: classes, train and test images a class, shape. Enough for one image held out.
 SMALL = {

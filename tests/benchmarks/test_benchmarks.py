@@ -15,7 +15,7 @@ from trgp import data
 from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, entry, load
 from trgp.benchmarks.cifar100_superclass import ORDERS, scramble
 from trgp.benchmarks.common import Request, shuffled
-from trgp.data import NORMALISATION, ImageSet, Tensors
+from trgp.benchmarks.data import NORMALISATION, ImageSet, Tensors
 from trgp.engine.config import configure
 
 RECORDS = Path(__file__).parents[2] / "records"
@@ -247,6 +247,11 @@ def test_the_published_classes_of_miniimagenet_are_those_of_seed_37(small: Path)
     assert names[0] == "classes 61, 49, 86, 78, 5"
     assert names[19] == "classes 22, 53, 92, 76, 15"
     whole = data.load("miniimagenet", small)
+    fixed = [load("split-miniimagenet", seed=s, root=small, fixed_classes=True) for s in (5, 6)]
+    for benchmark in fixed:
+        assert [task.name for task in benchmark.tasks] == names
+    held = [benchmark.tasks[0].valid.x for benchmark in fixed]
+    assert not torch.equal(*held)  # which the seed still chooses
     task = load("split-miniimagenet", seed=37, root=small, tasks=1).tasks[0]
     for label, fine in enumerate((61, 49, 86, 78, 5)):
         x = task.test.x[task.test.y == label].permute(0, 2, 3, 1)

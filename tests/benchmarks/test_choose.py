@@ -1,10 +1,8 @@
 """The search of settings: its grids, what it keeps, and what it writes."""
 
 import dataclasses
-import importlib.util
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,12 @@ RECORDS = Path(__file__).parents[2] / "records"
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The program as a module, with one small search."""
-    spec = importlib.util.spec_from_file_location("choose", RECORDS / "choose.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "choose", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(RECORDS)
+    import choose
+
     grids = {"finetune": {"lr": (0.1, 1e6)}, "ewc": {"lr": (0.05,), "strength": (10.0, 1e3)}}
-    monkeypatch.setattr(module, "SMALL", module.Search("split-digits", grids, (100, 101), 2), False)
-    return module
+    monkeypatch.setattr(choose, "SMALL", choose.Search("split-digits", grids, (100, 101), 2), False)
+    return choose
 
 
 def place(runs: Path) -> Place:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from trgp.benchmarks.models import AlexNet
 from trgp.engine.config import configure
 from trgp.engine.network import Network
-from trgp.models import AlexNet
 
 RECORDS = Path(__file__).parents[2] / "records"
 

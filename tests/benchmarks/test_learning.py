@@ -8,7 +8,7 @@ import torch
 
 import trgp
 
-pytestmark = pytest.mark.data
+pytestmark = pytest.mark.slow
 
 
 def test_three_tasks_of_pmnist_are_learnt_in_an_epoch_each(

@@ -10,10 +10,10 @@ import torch
 
 import trgp
 from trgp import benchmarks
+from trgp.benchmarks.models import MLP
 from trgp.engine.config import configure
 from trgp.engine.network import Network
 from trgp.methods.protected import Directions
-from trgp.models import MLP
 from trgp.tree import put
 from trgp.types import State
 

@@ -429,7 +429,7 @@ def test_a_function_makes_a_network_as_well() -> None:
     assert result.ranks.keys() == {"1"}
 
 
-@pytest.mark.parametrize("model", ["trgp.models:MLP", "trgp.models:ResNet18"])
+@pytest.mark.parametrize("model", ["trgp.benchmarks.models:MLP", "trgp.benchmarks.models:ResNet18"])
 def test_the_papers_networks_can_be_named(model: str) -> None:
     if model.endswith("ResNet18"):
         write(arrays(4, 20, 4, 32, 32, 3))

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_calls import Trgp
+from PIL import Image
 
-from trgp.data import SOURCES, Remote, Source, load
+from trgp.benchmarks.data import SOURCES, Remote, Source, load
+from trgp.benchmarks.data.folders import Size, images_in
 
 
 @pytest.fixture
@@ -68,13 +70,38 @@ def test_a_failed_download(trgp: Trgp, source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("source")
 def test_ctrl_c(trgp: Trgp, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trgp.cli.data.prepare", interrupted)
     code, _, err = trgp("data", "prepare", "svhn")
     assert code == 130
     assert "the same command goes on where it stopped" in err
+
+
+def test_images_of_ones_own(trgp: Trgp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a folder, with a bar that counts them."""
+    monkeypatch.setattr(images_in, "__defaults__", (None, Size(2, 6, 4)))
+    for name in ("cat", "dog"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for k in range(6):
+            Image.new("L", (5, 5), 40 * k).save(tmp_path / "mine" / name / f"{k}.png")
+    root = tmp_path / "root"
+    command = ("data", "prepare", "miniimagenet", "--data-root", str(root), "--from")
+    code, out, err = trgp(*command, str(tmp_path / "none"))
+    assert (code, out) == (2, "")
+    assert err.startswith("trgp: There is no folder")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    code, out, err = trgp(*command, str(tmp_path / "mine"))
+    assert (code, out) == (0, f"miniimagenet: {root / 'miniimagenet.npz'}\n")
+    assert "12/12" in err
+    assert load("miniimagenet", root).train_images.shape == (10, 4, 4, 3)
+
+
+def test_what_is_downloaded_is_not_given(trgp: Trgp) -> None:
+    code, _, err = trgp("data", "prepare", "mnist", "--from", ".")
+    assert code == 2
+    assert err == "trgp: mnist is downloaded; leave --from out, or prepare it by itself.\n"
 
 
 def test_a_root_that_is_nowhere(trgp: Trgp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_whole_file(trgp: Trgp, own: Path) -> None:
 
 def test_a_network_of_ones_own(trgp: Trgp, own: Path, here: Path) -> None:
     (here / "small_nets.py").write_text(
-        "from trgp.models import MLP\n\n\n"
+        "from trgp.benchmarks.models import MLP\n\n\n"
         "def net(inputs, classes, heads):\n"
         "    return MLP(inputs[0] * inputs[1] * inputs[2], (9,), classes, heads=heads)\n"
     )

@@ -190,6 +190,7 @@ def test_a_mistake_in_a_users_method_shows_where(here: Path, own: str) -> None:
     assert err.endswith("ValueError: a slip\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(trgp: Trgp, own: str) -> None:
     code, _, err = trgp("run", *SMALL, "--method", f"{own}:Killed", "--seeds", "3", "--jobs", "2")
     assert code == 1
@@ -234,6 +235,7 @@ def test_the_curves_of_every_seed_are_its_own(trgp: Trgp, here: Path) -> None:
         assert scalars(folder)["acc"] == [(1, pytest.approx(result.acc))]
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     """Nothing that was finished is done again."""
     command = (*LONG, "--seeds", "2", "--jobs", "2", "--device", "cpu", "--log-json", "log")
@@ -260,6 +262,7 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
         assert epochs == [(task, epoch) for task in range(2) for epoch in range(1, 41)]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_ended_saves_what_is_finished(tmp_path: Path) -> None:
     """Though not every epoch is written when it is finished, which would take too long."""
     job: dict[str, Any] = {

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ def test_importing_the_package_imports_no_command_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_importing_the_package_imports_no_torch_until_it_is_used() -> None:
+    """Or the program could not look after Ctrl-C before."""
+    code = (
+        "import sys, trgp, trgp.cli; print('torch' in sys.modules);"
+        "from trgp import GPM, TRGP, UnknownTaskError, run;"
+        "print(TRGP.__module__, trgp.run is run);"
+        "print(hasattr(trgp, 'nothing'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\ntrgp.learner True\nFalse\n"
 
 
 def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
@@ -42,6 +55,29 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     assert second["done_tasks"] or second["done_epochs"]
     epochs = [(e["task"], e["epoch"]) for e in events if e["event"] == "epoch_finished"]
     assert epochs == [(task, epoch) for task in range(2) for epoch in range(1, 41)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_torch_is_imported(ignored: bool) -> None:
+    """A background job, which ignores it, goes on."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("this system does not tell which libraries a process has loaded")
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    process = start("list", "methods")
+    signal.signal(signal.SIGINT, before)
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "libtorch" not in maps.read_text():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    if ignored:
+        assert (process.returncode, err) == (0, "")
+        assert "trgp" in out
+    else:
+        assert (process.returncode, out, err) == (130, "", "trgp: Interrupted.\n")
 
 
 @pytest.mark.usefixtures("here")
@@ -70,6 +106,7 @@ def test_a_mistake_in_a_users_method_shows_where(here: Path) -> None:
     assert err.endswith("ValueError: a slip\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_bar_where_there_is_a_terminal() -> None:
     for more in ((), ("--quiet",)):

@@ -49,6 +49,18 @@ def test_unreadable_results_are_told_beside_the_table(trgp: Trgp, runs: Path) ->
     assert err.count("trgp: ") == 2
 
 
+@pytest.mark.parametrize("command", ["table", "report", "show"])
+def test_a_folders_name_is_no_command_to_the_terminal(trgp: Trgp, runs: Path, command: str) -> None:
+    title = "\x1b]0;x\x07"
+    damaged = runs / title / "m" / "paper" / "seed-0" / "result.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    _, _, err = trgp(command, str(damaged if command == "show" else runs))
+    assert "trgp: " in err
+    assert "\\x1b]0;x\\x07" in err
+    assert not set(err) & set("\x1b\x07")
+
+
 def test_one_run_and_all_seeds_of_one(trgp: Trgp, runs: Path) -> None:
     both = folder(runs, "gpm")
     code, out, _ = trgp("show", both)

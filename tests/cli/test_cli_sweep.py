@@ -25,8 +25,8 @@ from trgp.cli.sweep import typed
 from trgp.engine import sweep
 from trgp.engine.config import configure, defaults
 from trgp.engine.sweep import Ended, Place
+from trgp.engine.sweeps import SWEEPS, Cell, cells
 from trgp.results.store import find, read_result
-from trgp.sweeps import SWEEPS, Cell, cells
 
 TRGP = (sys.executable, "-m", "trgp")
 SMALL = """
@@ -187,7 +187,6 @@ REFUSED = {
     "[options]\nthreshold = [[0.9, 0.9, 0.9]]": "threshold has 3 values for 2 layers",
     "[options.trgp]\nepsilon = 1": "[options.trgp] is of none of the methods; known are gpm.",
     "[[cells]]\nbenchmark = 'split-digits'": 'A cell needs a method, as in method = "...".',
-    "[[cells]]\nbenchmark = 'pmnist'\nmethod = 'hat'": "needs a head for every task",
     "[[cells]]\nbenchmark = 'pmnist'\nmethod = 'gpm'\npreset = 1": "The preset of a cell must be",
     "[cells]\nbenchmark = 'pmnist'": "cells must be tables, each under [[cells]].",
     "a = " + "[" * 5000: "is no TOML",
@@ -308,6 +307,7 @@ def test_ctrl_c_and_the_command_that_goes_on(
     assert len(list(here.rglob("result.json"))) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_fails_its_cell_alone(
     trgp: Trgp, here: Path, long: "subprocess.Popen[str]"
 ) -> None:
@@ -322,12 +322,14 @@ def test_a_worker_that_is_killed_fails_its_cell_alone(
     assert trgp("sweep", "long.toml", "--dry-run").out.endswith("3 finished, 0 left\n")
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_sweep_that_is_killed(long: "subprocess.Popen[str]") -> None:
     pids = workers(long)
     long.kill()
     eventually(lambda: gone(pids))
 
 
+@pytest.mark.slow
 def test_a_bar_where_there_is_a_terminal(here: Path) -> None:
     (here / "small.toml").write_text(SMALL.replace("epochs = 1", "epochs = 1\nlr = [0.1, 1e30]"))
     terminal, end = pty.openpty()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import Vit, assert_close, classification, cross_entropy, learn, mlp
+from support.inside import bases
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -454,6 +455,6 @@ def test_representations_are_those_of_the_effective_weights() -> None:
         h = model[:2](second[0]).detach()
     with learner.task(0):
         unscaled = model[:2](second[0]).detach()
-    basis = learner._memory["2"].basis(1)[0]
+    basis = bases(learner)["2"].by_task[1][0]
     assert_close(h @ basis @ basis.T, h, 1e-8)
     assert (unscaled @ basis @ basis.T - unscaled).norm() > 1e-2

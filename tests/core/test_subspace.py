@@ -7,11 +7,13 @@ import torch
 from helpers import assert_close, classification, learn, mse
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inside import bases, memories
 from torch import Tensor, nn
 
 from trgp import GPM, TRGP
 from trgp.core.capture import Gram
-from trgp.core.subspace import Extension, Memory, columns_of, complement, extend, put_columns
+from trgp.core.memory import Memory
+from trgp.core.subspace import Extension, columns_of, complement, extend, put_columns
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -332,8 +334,8 @@ def test_the_memory_is_orthonormal_after_a_hundred_tasks() -> None:
         grown.append(learner.ranks["0"][0])
     assert grown[100] > grown[90] > grown[50] > 90
     assert model[0].weight.dtype == torch.float32
-    for memory in learner._memory.values():
-        M = memory.M[0].double()
+    for each in bases(learner).values():
+        M = each.M[0].double()
         assert (M.T @ M - torch.eye(M.shape[1])).abs().max() <= 1e-6
 
 
@@ -374,7 +376,7 @@ def test_the_groups_of_a_convolution_fill_apart() -> None:
         batches.append((x, y))
         learn(learner, task, batches[-1:], steps=30)
         outputs.append(model(x).detach())
-        ranks = learner._memory["0"].ranks.tolist()
+        ranks = memories(learner)["0"].ranks.tolist()
         assert ranks[1] == 1
         assert ranks[0] == min(9, 6 * (task + 1))
     assert learner.selected[2]["0"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trgp.data import BENCHMARKS, SETS, SOURCES, present
+from trgp.benchmarks.data import BENCHMARKS, SETS, SOURCES, present
 
 
 def test_an_empty_or_absent_root_lacks_everything(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trgp.data import NORMALISATION, Normalisation, Tensors, as_rgb32, to_tensors
-from trgp.data.images import resize
+from trgp.benchmarks.data import NORMALISATION, Normalisation, Tensors, as_rgb32, to_tensors
+from trgp.benchmarks.data.images import resize
 
 
 def pixels(n: int = 5, side: int = 28, channels: int = 1) -> Tensor:

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trgp.data import store
-from trgp.data.store import data_root, load, save
+from trgp.benchmarks.data import store
+from trgp.benchmarks.data.store import data_root, load, save
 
 Arrays = dict[str, Any]
 
@@ -131,7 +132,7 @@ def test_a_missing_known_set_names_the_command(tmp_path: Path, name: str) -> Non
     [
         ("mnits", "did you mean 'mnist'"),
         ("zzz", "known are mnist"),
-        ("miniimagenet", "numpy.savez"),
+        ("miniimagenet", "--from PATH"),
         ("some/where.npz", "some/where.npz"),
         (Path("where"), "where"),
         ("x" * 5000, "known are"),
@@ -241,6 +242,21 @@ def test_a_member_that_is_no_array_gets_a_sentence(tmp_path: Path) -> None:
             archive.writestr(f"{key}.npy", b"not an array")
     with pytest.raises(ValueError, match="train_images") as caught:
         load(path)
+    sentence(caught.value, path)
+
+
+def test_shapes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> None:
+    """So that a small file does not fill the memory before it is refused."""
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, **valid() | {"test_labels": np.zeros(1 << 26, np.uint8)})
+    assert path.stat().st_size < 1 << 18
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="one label an image") as caught:
+            load(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
     sentence(caught.value, path)
 
 

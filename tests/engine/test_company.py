@@ -28,7 +28,7 @@ from small_runs import CLASSES, Conv, Make, result_files, some_tasks
 from torch import Tensor, nn
 
 import trgp
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
 from trgp.draws import seed_of
 from trgp.engine import captured, checkpoint, learning, replay, tape
 from trgp.engine.context import Context
@@ -81,7 +81,7 @@ def test_captured_steps_end_with_the_bits_of_eager_ones(
 
     monkeypatch.setattr(replay, "OFTEN", 1)
     monkeypatch.setattr(replay, "taped", taped)
-    options = STACKABLE.get(method, {"memory_size": 20})
+    options = STACKABLE.get(method, {"memory_size": 20} if method == "agem" else {})
     found = [
         company(
             some_tasks(3), method, tmp_path / str(captured), with_heads, [4],
@@ -98,6 +98,7 @@ def test_captured_steps_end_with_the_bits_of_eager_ones(
         assert any(found[0].selected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 64])
 @pytest.mark.parametrize("method", ["trgp", "agem"])
 def test_runs_of_their_own_take_turns_and_end_with_the_bits_they_have_alone(
@@ -171,6 +172,7 @@ def lengths(results: dict[int, Result]) -> dict[int, list[int]]:
     return {seed: [len(c["loss"]) for c in result.curves] for seed, result in results.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     ["finetune", "single", "gpm", "trgp", "trgp, literal", "trgp, all quirks", "ewc", "er", "lwf"],
@@ -195,6 +197,7 @@ def test_stacked_runs_that_end_a_task_early_wait_for_the_others(way: str, tmp_pa
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["finetune", "trgp", "trgp, all quirks", "er"])
 def test_the_bits_of_a_stack_do_not_depend_on_who_stops_when(way: str, tmp_path: Path) -> None:
     method, options = WAYS[way]

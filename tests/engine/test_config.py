@@ -18,13 +18,13 @@ from torch import nn
 
 import trgp
 from trgp.benchmarks import NAMES, entry
+from trgp.benchmarks.models import ResNet18
 from trgp.engine.config import Training, configure
 from trgp.engine.errors import InputError
 from trgp.engine.events import Event
 from trgp.engine.run import check_seeds
 from trgp.methods import METHODS
 from trgp.methods.trgp import TRGPMethod
-from trgp.models import ResNet18
 from trgp.results.store import run_folder
 
 PAIRS = [(name, method) for name in NAMES for method in METHODS]
@@ -90,7 +90,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {**SHORTCUTS, "test_passes": 5},
     ),
     "split-miniimagenet": (
-        {"epochs": 200},
+        {"epochs": 200, "fixed_classes": True},
         {"images_per_layer": residual_images(), "threshold_growth": 0.0},
         {**SHORTCUTS, "test_passes": 5, "threshold_growth": 0.0},
     ),

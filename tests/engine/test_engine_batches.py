@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_runs import CLASSES, Conv, Heads, Make
 from torch import Tensor, nn
 
-from trgp.data import Normalisation, Tensors
+from trgp.benchmarks.data import Normalisation, Tensors
 from trgp.draws import order, seed_of
 from trgp.engine import batches
 from trgp.engine.batches import Part, cuts, epoch_batches, joined, rows_of

@@ -1,7 +1,7 @@
 """The same run twice is the same to the bit, leaves no trace, and is not repeated for nothing."""
 
-import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from trgp.engine.errors import InputError, RunError
 from trgp.engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskFinished
 from trgp.results import store
 from trgp.results.phases import PHASES
+from trgp.results.store import write_result
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -295,8 +296,7 @@ def test_a_result_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) ->
     """As when a preset has changed since: its name is the same, and so is the folder."""
     result = trgp.run("split-digits", "finetune", tasks=1, epochs=1, out=tmp_path)[0]
     (path,) = result_files(tmp_path)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"config": {**result.config, "lr": 0.123}}))
+    write_result(path.parent, replace(result, config={**result.config, "lr": 0.123}))
     with pytest.raises(RunError, match=r"other settings.*--fresh"):
         trgp.run("split-digits", "finetune", tasks=1, epochs=1, out=tmp_path)
 

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import torch
 from companies import LITERAL, STACKABLE, company, digests, network_for, one_head
 from helpers import mlp
+from safetensors.torch import save_file
 from small_runs import (
     CASES,
     CLASSES,
@@ -28,6 +29,7 @@ from small_runs import (
     run_case,
     some_tasks,
 )
+from torch import Tensor
 
 import trgp
 from trgp.engine import checkpoint
@@ -41,7 +43,8 @@ from trgp.engine.events import (
     TaskFinished,
     nobody,
 )
-from trgp.files import read_tensors, write_tensors
+from trgp.engine.position import Record
+from trgp.files import checksum, read_tensors, write_tensors
 from trgp.methods import Method
 from trgp.methods.finetune import Finetune
 from trgp.results import store
@@ -65,6 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [list(CASES)[k::4] for k in range(4)], ids=" ".join)
 def test_killed_at_random_moments_it_ends_the_same(
     cases: list[str], whole: Callable[[str], Result], tmp_path: Path
@@ -151,6 +155,7 @@ def test_every_bit_is_the_same_also_in_wide_layers(method: str, tmp_path: Path) 
     assert measured_apart(go("parts", observer=observer)) == measured_apart(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("case", CASES)
 def test_stopped_at_every_write_it_ends_the_same(
@@ -265,6 +270,7 @@ def begun_at(events: list[Event]) -> dict[int, tuple[int, int]]:
     return {event.seed: (event.done_tasks, event.done_epochs) for event in started}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "stop"),
     [(case, (KeyboardInterrupt, StopError)[k % 2]) for k, case in enumerate(TOGETHER)],
@@ -303,6 +309,7 @@ def test_a_company_stopped_after_every_event_ends_the_same(
     assert {kind for kind, *_ in met} == {RunStarted, EpochFinished, TaskFinished, RunFinished}  # type: ignore[misc, has-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, 1e9])
 @pytest.mark.parametrize("case", TOGETHER)
 def test_a_company_killed_at_any_moment_ends_the_same(
@@ -333,6 +340,7 @@ def test_a_company_killed_at_any_moment_ends_the_same(
     assert spare or any(len(set(each.values())) > 1 for each in begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LITERAL)
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_stack_in_the_literal_form_goes_on_to_the_bit(
@@ -638,6 +646,17 @@ def half_done(out: Path, case: str = "finetune", **settings: Any) -> Path:
 
 
 FILES = ("task.safetensors", "epoch.safetensors")
+MISSING = object()
+
+
+def deep(kind: type) -> Any:
+    """Lists or dictionaries in each other, more than Python would follow."""
+    return json.loads("[" * 500 + "]" * 500 if kind is list else '{"a":' * 500 + "1" + "}" * 500)
+
+
+def with_a_checksum(path: Path, tensors: dict[str, Tensor], text: str) -> None:
+    """Write a file of tensors with any text as its metadata."""
+    save_file(tensors, path, metadata={"trgp": text, "sha256": checksum(text, tensors)})
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -693,6 +712,104 @@ def test_the_checkpoint_of_another_run_is_refused(name: str, key: str, tmp_path:
     write_tensors(folder / name, tensors, meta)
     with pytest.raises(RunError, match=f"is of another run .{sentence}.*give --fresh"):
         run_case("finetune", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "place"), [FILES, FILES[::-1]])
+@pytest.mark.parametrize("move", [shutil.copy, shutil.move])
+def test_a_checkpoint_in_the_place_of_the_other_is_refused(
+    name: str, place: str, move: Callable[..., Any], tmp_path: Path
+) -> None:
+    """An epoch's lacks what a task's beginning holds; the run would go on to other numbers."""
+    folder = half_done(tmp_path, "trgp")
+    both = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    move(folder / name, folder / place)
+    if move is shutil.move and name == "task.safetensors":
+        (folder / name).write_bytes(both[folder / name])  # alone an epoch's file is never read
+    sentence = (
+        rf"The checkpoint .*{place} is a {name} in the place of {place}; put it back, or give"
+    )
+    with pytest.raises(RunError, match=sentence):
+        run_case("trgp", tmp_path)
+
+
+NO_NUMBER = (float("nan"), float("inf"), -1, 0.5, True, "1", None, [], 10**400)
+CRAFTED: list[tuple[tuple[str, ...], Sequence[Any]]] = [
+    (("format",), ("4", 4.0, None, [])),
+    (("run",), (None, [], "finetune", 3)),
+    (("run", "settings"), (deep(list), deep(dict))),
+    (("task",), NO_NUMBER),
+    (("task",), (0, 2, 3)),  # more or fewer than the record has
+    (("has_best",), (None, 0, "true")),
+    (("schedule",), (None, [], deep(dict))),
+    (("schedule", "lr"), (float("nan"), float("inf"), None, "0.1", True)),
+    (("schedule", "best"), ("nan", "", "one", 0.5, None)),
+    *((("schedule", key), NO_NUMBER) for key in ("epoch", "waited")),
+    (("schedule", "over"), (None, 0, "true")),
+    (("record",), (None, [], 3)),
+    (("record", "accuracy_matrix"), (None, [], [[0.5]], [["1", 0, 0]], [[float("nan")] * 3])),
+    (("record", "curves"), (None, {}, [], [{}, {"loss": 3}], [{}, {"loss": [float("inf")]}])),
+    (("record", "seconds"), (None, {}, [], [{}, {"training": "1"}], [{}, {"training": 1e999}])),
+    (("record", "untrained"), ([2], {}, "1", [float("nan")])),
+    (("record", "peak_memory_bytes"), NO_NUMBER),
+]
+
+
+def refused(out: Path) -> None:
+    """By a sentence that names the file and says what can be done."""
+    with pytest.raises(RunError, match=r"^The checkpoint .*\.safetensors is .* --fresh.*\.$"):
+        run_case("finetune", out)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_crafted_checkpoint_is_a_sentence(name: str, tmp_path: Path) -> None:
+    """Whose checksum was computed anew."""
+    folder = half_done(tmp_path)
+    meta, tensors = read_tensors(folder / name)
+    for (*levels, key), values in CRAFTED:
+        for value in (MISSING, *values):
+            crafted = json.loads(json.dumps(meta))
+            place = crafted
+            for each in levels:
+                place = place[each]
+            place[key] = value
+            if value is MISSING:
+                del place[key]
+            with_a_checksum(folder / name, tensors, json.dumps(crafted))
+            refused(tmp_path)
+    for text in (
+        "",
+        "{",
+        "[]",
+        "3",
+        "[" * 100_000,
+        '{"format": NaN}',
+        '{"a":' * 900 + "1" + "}" * 900,
+    ):
+        with_a_checksum(folder / name, tensors, text)
+        refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_crafted_tensors_are_a_sentence(name: str, tmp_path: Path) -> None:
+    folder = half_done(tmp_path)
+    meta, tensors = read_tensors(folder / name)
+    weights = [key for key, t in tensors.items() if t.is_floating_point()]
+    assert weights
+    for key in weights:
+        own = tensors[key]
+        others = [
+            own.double(),
+            own.int(),
+            own.reshape(-1, 1, 1, 1, 1),
+            own.clone().fill_(torch.nan),
+        ]
+        for crafted in ({}, *({key: other} for other in others)):
+            rest = {each: t for each, t in tensors.items() if each != key}
+            write_tensors(folder / name, rest | crafted, meta)
+            refused(tmp_path)
+    for wrong in ({"state/a": own, "state/a/b": own}, {"state/a": own * torch.nan}):
+        write_tensors(folder / name, tensors | wrong, meta)
+        refused(tmp_path)
 
 
 def test_the_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -788,7 +905,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 
 def test_what_is_kept_of_a_record_does_not_grow_with_it() -> None:
     """Or what is written when a run is interrupted would be of no epoch."""
-    record = checkpoint.Record([[0.5, None]], [{"loss": [1.0]}], [{"training": 2.0}], [0.1], 3)
+    record = Record([[0.5, None]], [{"loss": [1.0]}], [{"training": 2.0}], [0.1], 3)
     kept = record.copied()
     before = json.dumps(kept)
     record.accuracy_matrix[0].append(0.25)
@@ -798,4 +915,4 @@ def test_what_is_kept_of_a_record_does_not_grow_with_it() -> None:
     record.seconds[0]["training"] += 1
     record.seconds.append({})
     assert json.dumps(kept) == before
-    assert checkpoint.Record(**kept) != record
+    assert Record(**kept) != record

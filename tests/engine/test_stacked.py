@@ -29,10 +29,10 @@ from helpers import mlp
 from small_runs import CLASSES, Make, some_tasks
 from torch import Tensor, nn
 
+from trgp.benchmarks.data import Tensors
 from trgp.core import native
 from trgp.core.branches import side_by_side
 from trgp.core.literal import effective_weight
-from trgp.data import Tensors
 from trgp.engine import captured, learning
 from trgp.engine.batches import Part
 from trgp.engine.company import Stack, stacks_well
@@ -91,11 +91,12 @@ PAIRS = [
     (way, make, dtype)
     for k, (way, (method, _)) in enumerate(WAYS.items())
     for make, dtype in zip((one_head, with_heads), [*CLOSE][:: (-1) ** k], strict=True)
-    if METHODS[method].about.several_heads <= (make is with_heads)
+    if (method == "hat") <= (make is with_heads)
     and METHODS[method].about.joint <= (make is one_head)
 ] + [("hat", with_heads, torch.float32), ("multitask", one_head, torch.float64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "make", "dtype"), PAIRS)
 def test_a_hundred_steps_are_those_taken_alone(
     way: str, make: Make, dtype: torch.dtype, tmp_path: Path
@@ -142,6 +143,7 @@ def test_memories_and_trust_regions_of_other_sizes_stack(
     agree(runs, 4 if batch == 2 else 15, CLOSE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("way", LITERAL)
@@ -196,6 +198,7 @@ def test_a_run_without_any_memory_stacks_with_others(way: str, tmp_path: Path) -
     agree(runs, 15, CLOSE[torch.float64])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("way", LITERAL)
 def test_a_literal_run_in_a_stack_and_back_is_what_it_was(
@@ -317,6 +320,7 @@ def test_literal_runs_of_few_digits_are_not_stacked(tmp_path: Path) -> None:
         assert asked.config.method.bind(network).stackable() == stacked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_whole_runs_end_as_they_end_alone(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -361,6 +365,7 @@ def spied_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ---- bits ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_depend_on_the_width_alone(way: str, tmp_path: Path) -> None:
     """Not on who else is in the stack, nor on who has ended before."""
@@ -454,6 +459,7 @@ def test_what_steps_read_keeps_runs_apart(tmp_path: Path) -> None:
     assert len({run.family for run in asked}) == len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("method", ["trgp", "er"])
 def test_pauses_between_steps_change_no_bit(
@@ -559,6 +565,7 @@ def test_which_networks_stack_well(name: str) -> None:
     assert not stacks_well(METHODS["agem"]().bind(network), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("way", ["gpm", "trgp", "trgp, literal", "ewc", "lwf"])
 def test_norm_layers_without_averages_stack(way: str, norm: str, tmp_path: Path) -> None:

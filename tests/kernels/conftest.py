@@ -24,7 +24,7 @@ def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime.jit import JITFunction
 
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        kernels = [module for name, module in sys.modules.items() if "trgp.kernels." in name]
+        kernels = [module for name, module in sys.modules.items() if "trgp.fast.kernels." in name]
         for module in (*kernels, tl, tl.standard):
             for name, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):

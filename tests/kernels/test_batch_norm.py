@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from trgp.kernels.batch_norm import batch_norm
+from trgp.fast.kernels.batch_norm import batch_norm
 
 EPS = 1e-5
 SHAPES = [(2, 1), (63, 3), (1000, 20), (63, 65), (2, 1, 1, 1), (3, 20, 4, 5), (9, 65, 3, 1)]

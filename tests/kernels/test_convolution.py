@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp.kernels.convolution import convolution
+from trgp.fast.kernels.convolution import convolution
 
 SHAPES = {  # samples, channels, height, width, outputs, kernel, stride, padding
     "few channels": (2, 3, 9, 8, 5, (4, 4), (1, 1), (0, 0)),

@@ -6,8 +6,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp.kernels.few_rows import fits, linear, product, products
-from trgp.kernels.parts import add_up
+from trgp.fast.kernels.few_rows import fits, linear, product, products
+from trgp.fast.kernels.parts import add_up
 
 SIZES = [(1, 128, 17), (10, 784, 100), (64, 300, 130), (65, 129, 33), (128, 576, 172)]
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp.kernels.few_terms import add_product, fits
+from trgp.fast.kernels.few_terms import add_product, fits
 
 
 def given(m: int, r: int, n: int, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from trgp.kernels.max_pool import max_pool2d
+from trgp.fast.kernels.max_pool import max_pool2d
 
 Pair = tuple[int, int]
 WINDOWS = [  # kernel, stride, padding

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
 from trgp import kernels
-from trgp.kernels import own_kernels
-from trgp.kernels.mode import OwnKernels
-from trgp.models.parts import norm_relu
+from trgp.benchmarks.models.parts import norm_relu
+from trgp.fast.kernels import own_kernels
+from trgp.fast.kernels.mode import OwnKernels
 
 OWN = {"trgp.convolution.default", "trgp.batch_norm.default", "trgp.max_pool2d.default"}
 

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp.kernels.mode import OwnKernels
-from trgp.kernels.response_norm import response_norm
-from trgp.models import lenet
+from trgp.benchmarks.models import lenet
+from trgp.fast.kernels.mode import OwnKernels
+from trgp.fast.kernels.response_norm import response_norm
 
 STRONG = (0.3, 0.6, 1.5)  # alpha, beta and k that leave no channel as it was
 ROOTS = (0.3, 0.75, 1.5)  # of which the power is taken by roots

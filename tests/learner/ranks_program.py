@@ -1,6 +1,6 @@
-"""A program of several ranks: learns tasks from shards of their samples, and writes what it holds.
+"""One rank of several that learn tasks from shards of their samples, and write what they hold.
 
-Called as `ranks_program.py RANK WORLD PORT FOLDER METHOD WRAP`; test_ranks starts one process a rank.
+Called as `ranks_program.py RANK WORLD PORT FOLDER METHOD WRAP` by test_ranks, once per rank.
 """
 
 import sys
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 from trgp import GPM, TRGP
 
@@ -63,7 +63,9 @@ def learn(learner: GPM, wrap: str, rank: int, world: int) -> dict[str, Any]:
     wrap: whether DDP is made "once" or in every "task"; "untrained" takes no step at all.
     """
     model = learner.model
-    wrapped = DDP(model, find_unused_parameters=True) if wrap == "once" else model
+    wrapped = (
+        DistributedDataParallel(model, find_unused_parameters=True) if wrap == "once" else model
+    )
     then, now = {}, {}
     for t in range(TASKS):
         batches = shard(t, rank, world)
@@ -73,7 +75,7 @@ def learn(learner: GPM, wrap: str, rank: int, world: int) -> dict[str, Any]:
 
         learner.begin_task(t, batches, loss_fn)
         if wrap == "task":
-            wrapped = DDP(model, find_unused_parameters=True)
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
         wrapped.train()
         for step in range(0 if wrap == "untrained" else 6):

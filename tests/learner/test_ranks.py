@@ -12,6 +12,8 @@ from helpers import assert_close
 
 from trgp import TRGP
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "ranks_program.py"
 
 

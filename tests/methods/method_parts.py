@@ -8,9 +8,11 @@ from helpers import mlp
 from small_runs import CLASSES, End, Make, Samples, Watched
 from torch import Tensor, nn
 
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
+from trgp.benchmarks.models import MLP, ResNet18
 from trgp.engine.context import Context
 from trgp.engine.network import Network
+from trgp.gates import HEADS, Gate
 from trgp.methods import Batch, Method, Params
 from trgp.methods.agem import AGEM
 from trgp.methods.er import ER
@@ -18,8 +20,6 @@ from trgp.methods.ewc import EWC
 from trgp.methods.hat import HAT, OWN
 from trgp.methods.lwf import LwF
 from trgp.methods.owm import OWM
-from trgp.models import MLP, ResNet18
-from trgp.models.gates import HEADS, Gate
 from trgp.types import State
 
 M = TypeVar("M", bound=Method)
@@ -72,6 +72,17 @@ def mlp_heads(heads: int = 3) -> MLP:
 def one_head() -> nn.Module:
     """A perceptron with one head that all tasks share, for 8 features."""
     return mlp(8, 12, 10, CLASSES)
+
+
+class OneHead(MLP):
+    """The same with gates, a bias in its head, and no other biases."""
+
+    def __init__(self) -> None:
+        super().__init__(8, (12, 10), CLASSES)
+        self.heads = nn.ModuleList([nn.Linear(10, CLASSES)])
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
 
 
 def easy_tasks(count: int, *shape: int, samples: int = 20) -> list[tuple[Samples, Samples]]:

@@ -124,7 +124,7 @@ def test_the_reference_is_the_gradient_over_the_picked_examples_by_their_own_hea
     _, expected = by_hand(method, params, state, batch)
     trained = sorted(method.network.trainable)
     with torch.no_grad():
-        found = method.reference(params, state["memory"], batch, trained)
+        found = method.reference(params, state, batch, trained)
     for key in trained:
         assert_close(found.get(key, torch.zeros(())).expand_as(params[key]), expected[key])
     assert not any(g.requires_grad for g in found.values())
@@ -231,9 +231,37 @@ def test_picked_examples_are_of_all_the_memory() -> None:
     held = state["memory"]
     expected = gradients(F.cross_entropy(module(held["x"][rows]), held["y"][rows]), module)
     names = sorted(params)
-    found = method.reference(params, held, batch._replace(u=almost), names)
+    found = method.reference(params, state, batch._replace(u=almost), names)
     for key in names:
         assert_close(found[key], expected[key])
+
+
+def test_the_reference_may_be_of_more_examples_than_the_batch_has_samples() -> None:
+    """Also of more than there are stored: they are drawn with replacement."""
+    method, params, state, batch = with_memory("heads")
+    assert (method.random_numbers(8), AGEM(reference_size=40).random_numbers(8)) == (8, 40)
+    u = torch.rand(40, generator=torch.Generator().manual_seed(4))
+    as_large = batch._replace(y=batch.y.repeat(5), u=u)  # of whose samples nothing is read
+    names = sorted(params)
+    expected = method.reference(params, state, as_large, names)
+    wide = AGEM(reference_size=40).bind(method.network)
+    found = wide.reference(params, state, batch._replace(u=u), names)
+    assert all(torch.equal(found[key], g) for key, g in expected.items())
+    fewer = method.reference(params, state, batch._replace(u=u), names)
+    assert not torch.allclose(found["layers.0.weight"], fewer["layers.0.weight"])
+
+
+def test_a_run_with_a_larger_reference_keeps_no_more(tmp_path: Path) -> None:
+    plain = run(some_tasks(2), "agem", tmp_path, memory_size=10)
+    wide = run(some_tasks(2), "agem", tmp_path, memory_size=10, reference_size=32)
+    assert wide.curves[0] == plain.curves[0]
+    assert wide.curves[1] != plain.curves[1]
+    assert wide.state_bytes == plain.state_bytes
+
+
+def test_a_reference_of_less_than_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^reference_size must be"):
+        run(some_tasks(1), "agem", tmp_path, reference_size=-1)
 
 
 def test_a_memory_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from small_runs import CLASSES, Heads, some_tasks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trgp.data import Tensors
+from trgp.benchmarks.data import Tensors
+from trgp.benchmarks.models import MLP
 from trgp.engine.batches import Part
 from trgp.engine.captured import CapturedTask
 from trgp.engine.context import Context
@@ -19,7 +20,6 @@ from trgp.engine.train import Epoch, Work, train_epoch
 from trgp.methods.base import Method
 from trgp.methods.gpm import GPMMethod
 from trgp.methods.trgp import TRGPMethod
-from trgp.models import MLP
 from trgp.types import Params, State
 
 CPU = torch.device("cpu")

@@ -193,7 +193,7 @@ class Loop:
         model.load_state_dict(self.network.initial_params())
         return model
 
-    def learn(self, learner: GPM, task: int, scale_rate: float) -> None:
+    def learn(self, learner: GPM, task: int) -> None:
         train = self.benchmark.tasks[task].train
         head = task if self.benchmark.separate_heads else None
 
@@ -202,8 +202,7 @@ class Loop:
             return [(*train.batch(index), head)]
 
         learner.begin_task(task, some("selection"), loss_fn)
-        rates = learner.param_groups(lr=RATE, scale_lr=RATE * scale_rate)
-        optimizer = learner.attach(torch.optim.SGD(rates))
+        optimizer = learner.attach(torch.optim.SGD(learner.parameters(), lr=RATE))
         for epoch in range(self.settings["epochs"]):
             learner.model.train()
             part = Part(task, head or 0, train)
@@ -215,11 +214,9 @@ class Loop:
         learner.end_task(some("bases"))
 
 
-def assert_learner_agrees(
-    learner: GPM, ends: Sequence[End], loop: Loop, scale_rate: float, tolerance: float
-) -> None:
+def assert_learner_agrees(learner: GPM, ends: Sequence[End], loop: Loop, tolerance: float) -> None:
     for task, end in enumerate(ends):
-        loop.learn(learner, task, scale_rate)
+        loop.learn(learner, task)
         for old in range(task + 1):
             with learner.task(old):
                 ours = {n: t.clone() for n, t in learner.model.state_dict().items()}
@@ -250,8 +247,8 @@ def test_a_run_is_the_learner_in_a_plain_loop(
     tasks = some_tasks(3, *shape, dtype=dtype, rank=3 if len(shape) > 1 else 5)
     training = {"epochs": 2, "batch": 8}
     options: dict[str, Any] = {"threshold": 0.95, "norm": norm}
-    only_trgp = {"epsilon": 0.3, "top_k": 2} if kind is TRGP else {}
-    run_only = {"selection_samples": SAMPLES, "scale_rate": 0.5} if kind is TRGP else {}
+    trust = {"epsilon": 0.3, "top_k": 2, "selection_samples": SAMPLES, "scale_rate": 0.5}
+    only_trgp = trust if kind is TRGP else {}
     result, ends = watched(
         WatchedTRGP if kind is TRGP else WatchedGPM,
         tasks,
@@ -263,14 +260,11 @@ def test_a_run_is_the_learner_in_a_plain_loop(
         **training,
         **options,
         **only_trgp,
-        **run_only,
     )
     loop = Loop(from_tensors(tasks, build, seed=3), 3, **training)
-    if kind is TRGP:
-        only_trgp["selection_samples"] = SAMPLES
     exclude = ["heads"] if name == "heads" else []
     learner = kind(loop.model(), exclude=exclude, **options, **only_trgp)
-    assert_learner_agrees(learner, ends, loop, 0.5, 1e-9 if dtype == torch.float64 else 2e-6)
+    assert_learner_agrees(learner, ends, loop, 1e-9 if dtype == torch.float64 else 2e-6)
     for task, chosen in learner.selected.items():
         assert result.selected[task] == {name: j for name, j in chosen.items() if j}
     assert {n: ranks[-1] for n, ranks in result.ranks.items()} == {

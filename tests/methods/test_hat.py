@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close, mlp
+from helpers import assert_close
 from method_parts import (
     ConvHeads,
+    OneHead,
     SaturatedHAT,
     WatchedHAT,
     bound,
@@ -26,14 +27,14 @@ from method_parts import (
 from small_runs import CLASSES, Conv, Gated, Heads, Make, run, some_tasks, watched
 from torch import Tensor, nn
 
-import trgp.models
+import trgp.benchmarks.models
+from trgp.benchmarks.models import MLP, AlexNet, LeNet
 from trgp.engine.errors import InputError
 from trgp.engine.network import Network
 from trgp.engine.train import train_step
+from trgp.gates import HEADS, Gate
 from trgp.methods import Batch
 from trgp.methods.hat import HAT, OWN
-from trgp.models import MLP, AlexNet, LeNet
-from trgp.models.gates import HEADS, Gate
 
 UNDECIDED = "share of gates between 0.05 and 0.95"
 
@@ -126,6 +127,25 @@ def test_with_saturated_masks_old_weights_and_logits_stay(name: str, tmp_path: P
     assert all(rows[i][j] == rows[j][j] for i in range(3) for j in range(i))
 
 
+def test_of_a_head_that_tasks_share_only_what_new_units_feed_moves(tmp_path: Path) -> None:
+    """So that old tasks stay there as well."""
+    tasks = some_tasks(3)
+    result, ends = watched(SaturatedHAT, tasks, tmp_path, OneHead)
+    for t, end in enumerate(ends):
+        held = end.state["used"][HEADS] == 1
+        then = end.logits(tasks[t][1][0], t)
+        assert then.abs().max() > 0.01
+        for later in ends[t + 1 :]:
+            before, after = end.params["heads.0.weight"], later.params["heads.0.weight"]
+            assert torch.equal(before[:, held], after[:, held])
+            assert not torch.equal(before[:, ~held], after[:, ~held])
+            assert torch.equal(end.params["heads.0.bias"], later.params["heads.0.bias"])
+            now = later.logits(tasks[t][1][0], t)
+            torch.testing.assert_close(now, then, rtol=0, atol=1e-6)
+    rows = result.accuracy_matrix
+    assert all(rows[i][j] == rows[j][j] for i in range(3) for j in range(i))
+
+
 def test_running_statistics_of_old_tasks_stay(tmp_path: Path) -> None:
     tasks = some_tasks(2, 3, 8, 8, samples=24)
     _, ends = watched(SaturatedHAT, tasks, tmp_path, ConvHeads)
@@ -177,9 +197,9 @@ def test_only_weights_between_open_units_count(name: str) -> None:
     assert (without - then).abs().max() > 0.1 * then.abs().max()
 
 
-@pytest.mark.parametrize("name", trgp.models.__all__)
+@pytest.mark.parametrize("name", trgp.benchmarks.models.__all__)
 def test_gates_of_every_network_name_its_layers_and_their_units(name: str) -> None:
-    kind = getattr(trgp.models, name)
+    kind = getattr(trgp.benchmarks.models, name)
     module = kind(filters=4) if name == "ResNet18" else kind()
     modules = dict(module.named_modules())
     gates = module.gates()
@@ -411,12 +431,27 @@ def test_more_sparsity_takes_less_capacity(tmp_path: Path) -> None:
 # ---- refusals --------------------------------------------------------------------------------
 
 
-def test_one_head_for_all_tasks_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_gates_of_a_module_that_is_not_there_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Such as a single head by another name."""
+
+    class Named(MLP):
+        def __init__(self) -> None:
+            super().__init__(8, (12,), CLASSES)
+            self.only = self.heads[0]
+            del self.heads
+
+        def forward(self, x: Tensor, head: int = 0) -> Tensor:
+            return self.only(self.features(x))
+
+    class Single(Named):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)
+
     with pytest.raises(InputError) as caught:
-        run(some_tasks(2), "hat", tmp_path / "runs", lambda: mlp(8, 12, CLASSES))
+        run(some_tasks(2), "hat", tmp_path / "runs", Single)
     assert str(caught.value) == (
-        "hat needs a head for every task, but all tasks of tensors share one; take a benchmark "
-        "with several heads."
+        "Single has no module 'heads.0', whose input its gates() say to gate; name it so, a single "
+        "head too."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -426,7 +461,7 @@ def test_a_network_that_does_not_name_its_units_is_refused_in_a_sentence(tmp_pat
         run(some_tasks(2), "hat", tmp_path / "runs", Heads)
     assert str(caught.value) == (
         "Heads does not say where its units are, which hat needs; give it a method gates(), as "
-        "the networks in trgp.models have."
+        "the networks in trgp.benchmarks.models have."
     )
     assert not (tmp_path / "runs").exists()
 

@@ -22,10 +22,10 @@ from small_runs import (
 from torch import Tensor, nn
 
 from trgp.benchmarks import from_tensors
+from trgp.benchmarks.models import ResNet18
 from trgp.draws import order
 from trgp.methods import Method
 from trgp.methods.protected import Directions
-from trgp.models import ResNet18
 from trgp.tree import from_leaves, leaves
 
 

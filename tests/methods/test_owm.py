@@ -26,7 +26,7 @@ from trgp.engine.errors import InputError
 from trgp.engine.network import Network
 from trgp.engine.train import train_step
 from trgp.methods import Batch
-from trgp.methods.owm import OWM, narrowed
+from trgp.methods.owm import OWM, fewer_columns, narrowed, narrowed_one_by_one
 
 NETWORKS: dict[str, tuple[Make, bool, tuple[int, ...]]] = {
     "linear": (lambda: mlp(8, 12, CLASSES, bias=False), False, (8,)),
@@ -272,13 +272,116 @@ def test_with_a_small_alpha_old_means_keep_their_outputs(name: str) -> None:
         assert (change @ A).abs().max() < 1e-6
 
 
+# ---- narrowed in every batch -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_goes_along_a_projector_that_its_own_batch_has_narrowed(
+    name: str, task: int
+) -> None:
+    """Position by position, by alphas of every layer's own, and without dropout."""
+    make, heads, shape = NETWORKS[name]
+    torch.set_default_dtype(torch.float64)
+    plain, begun = bound(OWM(), make, heads)
+    ends = tuple(0.1**k for k in range(1, len(plain.layers) + 1))
+    kind = OWM(alpha=0.5, narrowing="batch", alpha_end_per_layer=ends)
+    method, params = kind.bind(plain.network), moved_at_random(begun)
+    samples = some_samples(8, *shape)
+    _, state = method.begin_task(context(method, params, samples, task))
+    expected = {layer: list(P) for layer, P in state["projectors"].items()}
+    after: Any = params
+    for progress in (0.0, 0.5, 1.0):
+        batch = Batch(*samples, task, task if heads else 0, progress=progress)
+        method.train_mode(task)
+        module = eager(method, after)
+        G = gradients(F.cross_entropy(logits_of(module, batch, heads), batch.y), module)
+        trained = sorted(method.network.trainable - method.frozen(task))
+        before = after
+        factored = method.factored(state, 8)
+        after, state, _ = train_step(method, before, state, batch, 0.3, trained, factored)
+        # With the running averages that this batch has moved.
+        means = batch_means(eager(method, before).eval(), batch, heads)
+        for (layer, each), end in zip(method.layers.items(), ends, strict=True):
+            g, o, _ = each.layer.shape
+            for k in range(g):
+                for r in means[layer][k].unbind(1):
+                    along = expected[layer][k] @ r
+                    alpha = 0.5 * (end / 0.5) ** progress
+                    expected[layer][k] = expected[layer][k] - torch.outer(along, along) / (
+                        alpha + r @ along
+                    )
+            P = torch.stack(expected[layer])
+            assert_close(state["projectors"][layer], P, 1e-8)
+            slope = torch.cat([G[key].reshape(g, o, -1) for key in each.names], 2)
+            old, new = (
+                torch.cat([weights[key].reshape(g, o, -1) for key in each.names], 2)
+                for weights in (before, after)
+            )
+            assert_close(new, old - 0.3 * slope @ P, 1e-8)
+    assert all(torch.equal(P, state["projectors"][key]) for key, P in _ended(method, after, state))
+
+
+def _ended(method: OWM, params: Any, state: Any) -> Any:
+    """The projectors after the task, which takes nothing more away."""
+    ctx = context(method, params, some_samples(8, 8), 0, state)
+    return method.end_task(ctx)[1]["projectors"].items()
+
+
+def test_columns_are_made_fewer_by_what_they_come_to_alone() -> None:
+    """Also where they span less than there is room for."""
+    draw = torch.Generator().manual_seed(0)
+    S = torch.randn(2, 6, 40, generator=draw, dtype=torch.float64)
+    S[1] = S[1, :, :3] @ torch.randn(3, 40, generator=draw, dtype=torch.float64)
+    fewer = fewer_columns(S)
+    assert fewer.shape == (2, 6, 6)
+    assert_close(fewer @ fewer.mT, S @ S.mT, 1e-10)
+    P = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
+    assert_close(narrowed_one_by_one(P, fewer), narrowed(P, S), 1e-10)
+    assert fewer_columns(S[:, :, :6]).data_ptr() == S.data_ptr()
+
+
+@pytest.mark.parametrize("make", [Conv, mlp_heads])
+def test_captured_or_not_a_run_that_narrows_in_batches_ends_the_same(
+    make: Make, tmp_path: Path
+) -> None:
+    """Also where it is restored from its best epoch; and tasks are held back from the first on."""
+    tasks = some_tasks(2, 4, 4, 4) if make is Conv else some_tasks(2)
+    options: dict[str, Any] = {"narrowing": "batch", "epochs": 5, "patience": 1}
+    eagerly = run(tasks, "owm", tmp_path / "a", make, engine="eager", **options)
+    captured = run(tasks, "owm", tmp_path / "b", make, engine="captured", **options)
+    plain = run(tasks, "owm", tmp_path / "c", make, epochs=5, patience=1)
+    assert captured.digest == eagerly.digest
+    assert captured.state_bytes == plain.state_bytes
+    assert captured.curves[0]["loss"][-1] > plain.curves[0]["loss"][-1]
+
+
+def test_an_alpha_for_each_layer_of_the_network(tmp_path: Path) -> None:
+    alike = run(some_tasks(2), "owm", tmp_path, alpha_end=0.01)
+    listed = run(some_tasks(2), "owm", tmp_path, alpha_end_per_layer=(0.01, 0.01, 0.01))
+    assert listed.digest == alike.digest
+    with pytest.raises(InputError) as caught:
+        run(some_tasks(2), "owm", tmp_path, alpha_end_per_layer=(0.01, 0.01))
+    assert str(caught.value) == (
+        "alpha_end_per_layer has 2 values for 3 layers; give one for each of 0, 2, 4."
+    )
+
+
 def test_the_projectors_are_counted_in_the_memory(tmp_path: Path) -> None:
     result = run(some_tasks(2), "owm", tmp_path)
     assert result.state_bytes == 4 * (9**2 + 13**2 + 11**2)
 
 
 @pytest.mark.parametrize(
-    "options", [{"alpha": 0.0}, {"alpha_end": -1.0}, {"norm": "thaw"}], ids=str
+    "options",
+    [
+        {"alpha": 0.0},
+        {"alpha_end": -1.0},
+        {"norm": "thaw"},
+        {"narrowing": "epoch"},
+        {"alpha_end_per_layer": (0.1, 0.0, 0.1)},
+    ],
+    ids=str,
 )
 def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(options))} must be"):

@@ -15,12 +15,12 @@ from small_runs import CLASSES, End, Samples, WatchedGPM, WatchedTRGP, some_task
 from torch import Tensor, nn
 
 from trgp.benchmarks import from_tensors
+from trgp.benchmarks.models import ResNet18
 from trgp.draws import order
 from trgp.engine.batches import Part, epoch_batches
 from trgp.engine.network import Network
 from trgp.methods.protected import Directions
 from trgp.methods.trgp import TRGPMethod
-from trgp.models import ResNet18
 
 Matrix = NDArray[np.float64]
 NAMES = ("0", "2", "4")  # the layers of the perceptron

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from trgp import GPM, TRGP
-from trgp.models import MLP, AlexNet, LeNet, ResNet18
-from trgp.models.lenet import ResponseNorm
+from trgp.benchmarks.models import MLP, AlexNet, LeNet, ResNet18
+from trgp.benchmarks.models.lenet import ResponseNorm
 
 # What the 20 convolutions of the ResNet multiply, in the order of its modules: the stem, then for
 # every stage two blocks, the first one with a shortcut (the small number) from the second stage on.
@@ -321,6 +321,7 @@ def test_vmap_over_stacked_networks_is_the_same(net: Published) -> None:
 # ---- learners ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [GPM, TRGP])
 @every_net
 def test_two_tasks_are_learnt_and_the_first_is_kept(net: Published, method: type[GPM]) -> None:

@@ -128,15 +128,14 @@ def by_learner(network: str, method: str, **sgd: Any) -> list[Kept]:
 
 
 def make_learner(method: str, network: nn.Module) -> GPM:
-    only = {"selection_samples": SAMPLES} if method == "TRGP" else {}
+    only = {"selection_samples": SAMPLES, "scale_rate": SCALE_RATE} if method == "TRGP" else {}
     kind = {"GPM": GPM, "TRGP": TRGP}[method]
     return kind(copy.deepcopy(network), **OPTIONS[method], **only)
 
 
 def learn(learner: GPM, task: int, lesson: Lesson, **sgd: Any) -> None:
     learner.begin_task(task, [lesson.first], cross_entropy)
-    groups = learner.param_groups(lr=RATE, scale_lr=RATE * SCALE_RATE)
-    optimizer = learner.attach(SGD(groups, **sgd))
+    optimizer = learner.attach(SGD(learner.parameters(), lr=RATE, **sgd))
     for batch in lesson.batches:
         optimizer.zero_grad()
         cross_entropy(learner.model, batch).backward()

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from trgp.engine.checkpoint import Checkpoints, Position, Record
+from trgp.engine.checkpoint import Checkpoints
+from trgp.engine.position import Position, Record
 from trgp.engine.schedule import Schedule
 from trgp.results.store import run_folder
 

@@ -24,6 +24,8 @@ from trgp.results.store import Found
 pytest.importorskip("selenium")
 from selenium.webdriver.common.keys import Keys
 
+pytestmark = pytest.mark.slow
+
 Opened = Callable[[Report], PageDriver]
 
 

@@ -1,7 +1,10 @@
 """Runs that go on, by what they have saved."""
 
+import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from some_checkpoints import a_checkpoint
 
 from trgp.engine.checkpoint import EPOCH, TASK
 from trgp.files import write_tensors
+from trgp.report.live import Folder
 from trgp.report.progress import Progress, Reader, curves, run_folders
 
 
@@ -101,6 +105,67 @@ def test_what_is_damaged_is_said(tmp_path: Path, content: bytes) -> None:
     assert "damaged" in problem
 
 
+NO_NUMBERS = (float("inf"), float("nan"), "1e999", -1, "3", None, {}, True)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *((("task",), value) for value in NO_NUMBERS),
+        *((("schedule", "epoch"), value) for value in NO_NUMBERS),
+        *((("run", "settings", "epochs"), value) for value in NO_NUMBERS),
+        *((("run", "seed"), value) for value in NO_NUMBERS),
+        *((("run", "settings", "tasks"), value) for value in NO_NUMBERS if value is not None),
+        *((("record", "seconds", 0, "training"), value) for value in NO_NUMBERS if value != -1),
+        *((("record", "curves", 0, "valid_accuracy"), [value]) for value in NO_NUMBERS[:3]),
+        (("run", "settings"), None),
+        (("run", "settings"), []),
+        (("run", "benchmark"), 3),
+        (("record",), []),
+    ],
+)
+def test_one_bad_header_does_not_stop_the_page(
+    tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    """No checksum is read there, and the rows of all other runs are shown."""
+    bad = a_checkpoint(tmp_path) / TASK
+    a_checkpoint(tmp_path, seed=1)
+    content = bad.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    meta = json.loads(header["__metadata__"]["trgp"])
+    level = meta
+    for key in place[:-1]:
+        level = level[key]
+    level[place[-1]] = value
+    # A number that only a float's range makes infinite.
+    header["__metadata__"]["trgp"] = json.dumps(meta).replace('"1e999"', "1e999")
+    changed = json.dumps(header).encode()
+    bad.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
+    told = json.loads(Folder(tmp_path).progress())
+    assert [run["seed"] for run in told["runs"]] == [1]
+    (problem,) = told["problems"]
+    assert problem.startswith(f"{bad} does not tell how far its run is")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_files_are_read(tmp_path: Path, kind: str) -> None:
+    """In a process of its own, which can be ended where it waits for ever."""
+    bad = a_checkpoint(tmp_path) / TASK
+    a_checkpoint(tmp_path, seed=1)
+    bad.unlink()
+    if kind == "pipe":
+        os.mkfifo(bad)
+    else:
+        bad.symlink_to("/dev/zero")
+    code = "import sys; from trgp.report.live import Folder; print(Folder(sys.argv[1]).progress())"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    told = json.loads(done.stdout)
+    assert [run["seed"] for run in told["runs"]] == [1]
+    assert len(told["problems"]) == 1
+
+
 def test_one_of_another_kind_is_said(tmp_path: Path) -> None:
     path = a_checkpoint(tmp_path) / TASK
     write_tensors(path, {}, {"run": {}, "record": {"curves": 3}})
@@ -111,7 +176,7 @@ def test_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = a_checkpoint(tmp_path)
     reader = Reader()
     first, _ = reader.read(run_folders(tmp_path))
-    monkeypatch.setattr("trgp.report.progress.open", _refuse, raising=False)
+    monkeypatch.setattr("trgp.report.progress.open_regular", _refuse)
     again, _ = reader.read(run_folders(tmp_path))
     assert again[0] is first[0]
     os.utime(folder / TASK, (1, 1))

@@ -258,7 +258,7 @@ def test_differences_of_more_than_two_points_are_marked(
 ) -> None:
     store(tmp_path, [acc, acc], method="hat")
     store(tmp_path, [acc, acc], method="lwf")
-    (hat,) = rows(tmp_path, "others", method="hat")
+    (hat,) = rows(tmp_path, "others", method="hat", benchmark="split-cifar100")
     (lwf,) = rows(tmp_path, "others", method="lwf", benchmark="split-cifar100")
     assert hat["more than 2 points off"] == far
     assert lwf["more than 2 points off"] == lwf["paper's ACC"] == "–"

@@ -1,12 +1,12 @@
 """`trgp watch` as a process, and its page while results come in."""
 
-import json
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ from page_driver import PageDriver
 from some_reports import HOSTILE
 
 from trgp.cli import main
+from trgp.results.store import read_result, run_folder, write_result
+
+pytestmark = pytest.mark.slow
 
 TRGP = (sys.executable, "-m", "trgp")
 RECORDS = Path(__file__).parent.parent.parent / "records" / "runs"
@@ -38,12 +41,12 @@ def watching(out: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
 
 def add(out: Path, run: Path, **changes: str) -> None:
     """A real result, put in whole, as a run does."""
-    target = out / run
-    target.parent.mkdir(parents=True, exist_ok=True)
-    content = json.loads((RECORDS / run).read_text()) | changes
-    draft = target.with_name("draft")
-    draft.write_text(json.dumps(content))
-    draft.rename(target)
+    result = replace(read_result(RECORDS / run), **changes)
+    folder = run_folder(
+        out, result.benchmark, result.method, result.preset, result.changed, result.seed
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_result(folder, result)
 
 
 def methods(page: PageDriver) -> set[str]:

@@ -2,7 +2,12 @@
 
 import json
 import shutil
+import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from threading import Thread
@@ -14,7 +19,7 @@ from some_checkpoints import a_checkpoint
 from trgp.engine.errors import InputError
 from trgp.report import live
 from trgp.report.live import Folder
-from trgp.report.server import Server
+from trgp.report.server import Handler, Server
 
 RECORDS = Path(__file__).parent.parent.parent / "records" / "runs"
 RUN = Path("split-digits", "gpm", "paper", "seed-0", "result.json")
@@ -170,6 +175,94 @@ def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
     for wrong in (-1, 65536):
         with pytest.raises(InputError, match="from 0 to 65535"):
             Server(Folder(tmp_path), wrong)
+
+
+def connected(server: Server, timeout: float = 20) -> socket.socket:
+    return socket.create_connection(server.server_address[:2], timeout=timeout)
+
+
+def test_many_that_come_at_once_are_answered(tmp_path: Path) -> None:
+    """Also before the server has come to any of them."""
+    with Server(Folder(tmp_path), 0) as server, ExitStack() as ends:
+        clients = [ends.enter_context(connected(server, timeout=2)) for _ in range(100)]
+        for client in clients:
+            client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            for client in clients:
+                client.settimeout(20)
+                assert client.recv(16) == b"HTTP/1.0 200 OK\r"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_client_that_drips_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte at a time, each well before any limit on waiting for one."""
+    monkeypatch.setattr(Handler, "timeout", 1)
+    deadline = time.monotonic() + 20
+    with connected(server) as client:
+        client.sendall(b"GET / HTTP/1.0\r\nX: ")
+        with suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                client.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() < deadline
+
+
+def test_an_answer_may_take_longer_than_a_question(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "timeout", 1)
+    monkeypatch.setitem(server.routes, "/", ("text/plain", lambda: time.sleep(2) or "at last"))
+    assert ask(server, "/")[1] == b"at last"
+
+
+def test_of_too_many_connections_the_first_are_dropped(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "most", 10)
+    before = threading.active_count()
+    with ExitStack() as ends:
+        silent = []
+        for _ in range(100):
+            silent.append(ends.enter_context(connected(server)))
+            assert threading.active_count() - before <= 2 * Server.most
+        assert ask(server, "/")[0].status == 200
+        assert silent[0].recv(1) == b""
+        silent[-1].sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert silent[-1].recv(8) == b"HTTP/1.0"
+
+
+def test_connections_that_are_reset_are_no_failure(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said in (b"", b"GET / HT", b"GET / HTTP/1.0\r\nHost: "):
+        with connected(server) as client:
+            client.sendall(said)
+            # To be closed by a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(server, "/")[0].status == 200
+    _ended()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_mistake_of_the_servers_own_is_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(server.routes, "/", ("text/plain", lambda: 1 / 0))
+    with pytest.raises(ConnectionError):
+        ask(server, "/")
+    _ended()
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def _ended() -> None:
+    """Wait for the threads of all connections."""
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join(timeout=20)
 
 
 def _report(found: Any) -> Any:

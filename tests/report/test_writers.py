@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def test_csv_comes_back_as_it_was() -> None:
         ["", "-0.80", "-0.8", "near", ""],
         ["x", "–", "", "", ""],
     ]
+
+
+@pytest.mark.parametrize("first", "=+-@")
+def test_no_text_of_a_csv_is_a_formula(first: str) -> None:
+    """Numbers stay as they are, whatever their sign."""
+    text = f"{first}HYPERLINK(1)"
+    made = a_table(text)
+    cells = (Cell(text, commands=(text,)), Cell("-0.80", -0.8))
+    made = replace(made, rows=(*made.rows, replace(made.rows[0], cells=cells)))
+    _, first_row, *_, last = csv.reader(io.StringIO(table_csv(made)))
+    assert first_row[0] == last[0] == last[-1] == f"'{text}"
+    assert last[1:3] == ["-0.80", "-0.8"]
 
 
 def test_csv_has_every_table() -> None:

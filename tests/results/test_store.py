@@ -147,7 +147,8 @@ def test_what_could_not_be_read_is_not_written(changes: dict[str, Any], tmp_path
 
 # ---- what is no result ----------------------------------------------------------------------
 
-GOOD = json.dumps({f.name: getattr(a_result(), f.name) for f in dataclasses.fields(Result)})
+FIELDS = [f.name for f in dataclasses.fields(Result) if f.name != "checksum"]
+GOOD = json.dumps({name: getattr(a_result(), name) for name in FIELDS})  # as of trgp 0.1
 
 
 def refusal(content: bytes | str) -> str:
@@ -260,6 +261,11 @@ SQUARE = [[0.5, None], [0.5, 0.5]]
         ({"ranks": {"fc1": 3}}, "lists of whole numbers by layer"),
         ({"seconds": {"training": 1}}, "numbers by task and phase"),
         ({"form": 1}, "a text or null"),
+        ({"config": {"a": json.loads("[" * 500 + "]" * 500)}}, "settings by name"),
+        ({"digets": ""}, "the unknown field 'digets'"),
+        ({"acc": 0.999}, "contradicts itself: its acc is 0.999, that of its accuracy matrix is 0."),
+        ({"bwt": 0.5}, "contradicts itself: its bwt is 0.5, that of its"),
+        ({"bwt": None}, "contradicts itself: its bwt is None, that of its"),
     ],
 )
 def test_wrong_fields_are_named(changes: dict[str, Any], says: str) -> None:
@@ -291,6 +297,62 @@ def test_what_is_not_there_or_no_file_gets_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot be read") as wrong:
             read_result(path)
         sentence(wrong.value)
+
+
+# ---- the checksum ---------------------------------------------------------------------------
+
+
+def test_a_result_carries_a_checksum_however_it_is_laid_out(tmp_path: Path) -> None:
+    written = write_result(tmp_path, a_result())
+    path = tmp_path / "result.json"
+    content = json.loads(path.read_text())
+    assert written.checksum == content["checksum"] == read_result(path).checksum
+    path.write_text(json.dumps(content, sort_keys=True))
+    assert read_result(path).checksum == written.checksum
+    assert write_result(tmp_path, written) == written  # also of one that was read
+    path.write_text(GOOD)
+    assert read_result(path).checksum is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": "0123abce"},
+        {"config": {"lr": 0.1}},
+        {"curves": []},
+        {"seconds": [{}] * 4},
+        {"checksum": "0" * 64},
+        {"checksum": ""},
+        {"checksum": 3},
+    ],
+)
+def test_what_was_changed_by_hand_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_result(tmp_path, a_result())
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert "its checksum does not match" in refusal(json.dumps(content | changes))
+
+
+def test_every_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    small = a_result(
+        T=2,
+        curves=[{"loss": [0.5, 1e-7]}],
+        selected=[{"fc1": []}, {"fc1": [0]}],
+        ranks={"fc1": [3]},
+    )
+    expected = write_result(tmp_path, small)
+    path = tmp_path / "result.json"
+    good = path.read_bytes()
+    refusals = []
+    for place in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            assert read_result(path) == expected
+        except ValueError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 7 * len(good)
+    assert all(said.startswith(str(path)) for said in refusals)
 
 
 # ---- folders --------------------------------------------------------------------------------
@@ -357,6 +419,35 @@ def test_the_order_of_changes_does_not_matter() -> None:
     assert len(folders) == 1
 
 
+@pytest.mark.parametrize(
+    ("place", "good"),
+    [
+        ("split-cifar100/trgp/paper/seed-3", True),
+        ("split-cifar100/trgp/paper-old/seed-3", True),
+        ("kept/of/march/seed-3", True),  # somebody's own folders
+        ("anywhere", True),
+        ("split-cifar100/trgp/paper/seed-7", False),
+        ("split-cifar100/trgp/paper/seed-03", False),
+        ("split-cifar100/gpm/paper/seed-3", False),
+        ("pmnist/trgp/paper/seed-3", False),
+        ("kept/of/march/seed-7", False),
+    ],
+)
+def test_a_result_is_of_the_folder_that_it_lies_in(
+    place: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    write_result(tmp_path / place, a_result(3))
+    monkeypatch.chdir(tmp_path / place)
+    for path in (tmp_path / place / "result.json", "result.json"):
+        if good:
+            assert read_result(path) == a_result(3)
+        else:
+            with pytest.raises(ValueError, match=r"of trgp on split-cifar100, seed 3; ") as caught:
+                read_result(path)
+            sentence(caught.value, path, "contradicts its folder")
+
+
 # ---- reading several ------------------------------------------------------------------------
 
 
@@ -394,13 +485,16 @@ def test_a_broken_seed_is_not_left_out_silently(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (a_result(0), "is of the same seed as"),
-        (a_result(1, T=3), "is of another configuration than"),
-        (a_result(1, method="gpm"), "is of another configuration than"),
-        (a_result(1, changed={"lr": 0.1}), "is of another configuration than"),
-        (a_result(1, bwt=None), "is of another configuration than"),
+        (a_result(0), "contradicts its folder"),
+        (a_result(5, method="gpm"), "contradicts its folder"),
+        (a_result(5, T=3), "is of another configuration than"),
+        (a_result(5, changed={"lr": 0.1}), "is of another configuration than"),
+        (
+            a_result(5, accuracy_matrix=[*[[None] * 4] * 3, [0.5] * 4], bwt=None),
+            "is of another configuration than",
+        ),
     ],
-    ids=["seed", "tasks", "method", "changed", "bwt"],
+    ids=["seed", "method", "tasks", "changed", "bwt"],
 )
 def test_runs_that_have_no_mean_are_kept_apart(other: Result, says: str, tmp_path: Path) -> None:
     folder = stored(tmp_path, a_result(0))
@@ -453,7 +547,7 @@ def test_thousands_are_found_and_broken_ones_are_told(tmp_path: Path) -> None:
         for c in range(20):
             changes = {"epochs": c} if c else {}
             result = a_result(T=10, method=method, changed=changes)
-            content = {f.name: getattr(result, f.name) for f in dataclasses.fields(Result)}
+            content = {name: getattr(result, name) for name in FIELDS}
             for seed in range(10):
                 folder = run_folder(tmp_path, "split-cifar100", method, "paper", changes, seed)
                 folder.mkdir(parents=True)
@@ -496,6 +590,27 @@ def test_a_folder_in_a_files_place_is_a_problem(tmp_path: Path) -> None:
     found = find(tmp_path, defaults)
     assert found.results == [Results((a_result(),))]
     sentence(found.problems[0], "seed-1")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_only_files_of_a_results_size_are_read(kind: str, tmp_path: Path) -> None:
+    """In a process of its own, which can be ended where it waits for ever."""
+    folder = stored(tmp_path, a_result(0)).parent / "seed-1"
+    folder.mkdir()
+    path = folder / "result.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with open(path, "wb") as file:
+            file.truncate(2**40)
+    code = "import sys; from trgp.cli import main; sys.exit(main(['table', sys.argv[1]]))"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "split-cifar100" in done.stdout
+    (said,) = done.stderr.splitlines()
+    sentence(said, path, "more than 64 MiB" if kind == "large" else "a folder, a pipe or a device")
 
 
 # ---- the lock -------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ _ENTRIES = {
         split_miniimagenet.TASKS,
         split_miniimagenet.PRESETS,
         split_miniimagenet.PAPER,
+        split_miniimagenet.Options,
     ),
     "permuted-digits": Entry(
         digits.permuted, digits.PERMUTED_TASKS, digits.PERMUTED_PRESETS, separate_heads=False
@@ -129,11 +130,12 @@ def load(
     are none of its business: torch's own random state decides them.
 
     name: one of NAMES, or the path of an npz file.
-    root: the folder of the image sets, as for `trgp.data.load`.
+    root: the folder of the image sets, as for `trgp.benchmarks.data.load`.
     options: `tasks`, only so many, from the first on (the network then has fewer heads, if they
         are separate); `model`, another network as module:Class; and the quirks of the published
         data, off unless given: `mnist_for_fashion` and `fixed_split` for five-datasets,
-        `scrambled`, `fixed_split` and `order` ("A" to "E") for cifar100-superclass.
+        `scrambled`, `fixed_split` and `order` ("A" to "E") for cifar100-superclass,
+        `fixed_classes` for split-miniimagenet.
     """
     found = entry(name)
     chosen = _options(name, found, options)

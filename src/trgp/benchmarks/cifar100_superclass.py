@@ -1,14 +1,15 @@
 """CIFAR-100 in twenty tasks, its superclasses of five classes, a head each."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..data import Tensors, to_tensors
-from ..models import LeNet
 from . import common
 from .common import GPM_QUIRKS, TRGP_QUIRKS, Benchmark, Preset, Published, Request, class_tasks
+from .data import Tensors, to_tensors
+from .models import LeNet
 
 TASKS = 20
 ORDERS = {
@@ -41,9 +42,18 @@ _TRAINING = {
 }
 _GPM = {"threshold": (0.98,), "threshold_growth": 0.001, "samples": 125}
 _TRGP = {**_GPM, "selection_samples": 125}
+# Growing networks as the APD paper's code trains APD here: by Adam, with a rate that falls, for 20
+# epochs, of which the best one counts.
+_ADAM = {"lr": 1e-3, "lr_decay": 0.95, "batch": 100, "epochs": 20, "patience": 20}
+_GROWING: dict[str, dict[str, Any]] = {
+    "pnn": {**_ADAM, "width": 0.17},
+    "den": {**_ADAM, "growth": 0.01},
+    "rcl": {**_ADAM, "growth": 0.0375, "trials": 50, "trial_epochs": 8},
+    "apd": _ADAM,
+}
 _IMAGES = (24, 100, 125, 125)
 PRESETS = {
-    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, "multitask": {"lr": 0.1}}),
+    "paper": Preset(_TRAINING, {"gpm": _GPM, "trgp": _TRGP, "multitask": {"lr": 0.1}, **_GROWING}),
     "official": Preset(
         {**_TRAINING, "scrambled": True, "fixed_split": True, "test_batch": 64},
         {
@@ -55,6 +65,7 @@ PRESETS = {
                 **TRGP_QUIRKS,
             },
             "multitask": {"lr": 0.1},
+            **_GROWING,
         },
     ),
 }

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import ImageSet, Tensors, data_root
-from ..data import load as load_set
 from ..types import PathLike
+from .data import ImageSet, Tensors, data_root
+from .data import load as load_set
 
 
 @dataclass(frozen=True, eq=False)

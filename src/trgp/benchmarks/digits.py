@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import Tensors
-from ..models import MLP
 from .common import (
     GPM_QUIRKS,
     TRGP_QUIRKS,
@@ -21,6 +19,8 @@ from .common import (
     permuted_tasks,
     shuffled,
 )
+from .data import Tensors
+from .models import MLP
 
 PERMUTED_TASKS, SPLIT_TASKS = 10, 5
 FILE = "datasets/data/digits.csv.gz"  # in scikit-learn's folder
@@ -42,6 +42,7 @@ _PERMUTED: dict[str, dict[str, Any]] = {
     "multitask": {"lr": 0.8},
     "owm": {"lr": 0.4, "alpha_end": 0.01},
     "ewc": {"lr": 0.2, "strength": 100.0},
+    "hat": {"lr": 0.4, "s_max": 50.0, "sparsity": 0.75},
     "agem": {"lr": 0.2, "memory_size": 200},
     "er": {"lr": 0.2, "memory_size": 200},
     "lwf": {"lr": 0.1, "strength": 5.0},
@@ -75,6 +76,10 @@ _SPLIT: dict[str, dict[str, Any]] = {
     "agem": {"lr": 0.2, "memory_size": 50},
     "er": {"lr": 0.4, "memory_size": 50},
     "lwf": {"lr": 0.2, "strength": 0.5},
+    "pnn": {"lr": 0.01, "width": 0.17},
+    "den": {"lr": 0.01, "l1": 0.1, "sigma": 0.05, "growth": 0.02},
+    "rcl": {"lr": 0.01, "growth": 0.1},
+    "apd": {"lr": 0.01, "l1": 6e-4, "consolidate_every": 2},
 }
 SPLIT_PRESETS = {
     "paper": Preset(_TRAINING, {"gpm": _SPLIT_GPM, "trgp": _SPLIT_TRGP, **_SPLIT}),

@@ -3,19 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..data import NORMALISATION, Tensors, as_rgb32, to_tensors
-from ..models import ResNet18
 from . import common
-from .common import (
-    GPM_QUIRKS,
-    TRGP_QUIRKS,
-    Benchmark,
-    Preset,
-    Published,
-    Request,
-    Task,
-    hold_out,
-)
+from .common import GPM_QUIRKS, TRGP_QUIRKS, Benchmark, Preset, Published, Request, Task, hold_out
+from .data import NORMALISATION, Tensors, as_rgb32, to_tensors
+from .models import ResNet18
 
 TASKS = 5
 PAPER = {
@@ -95,7 +86,7 @@ def make(request: Request, options: Options) -> Benchmark:
     """Each set's own train and test images, 5 % of the former held out for validation.
 
     That is 47 500/2500/10 000, 57 000/3000/10 000, 69 595/3662/26 032, 57 000/3000/10 000 and
-    for notMNIST, as `trgp.data` prepares it, 16 009/842/1873 (as published, with two unreadable
+    for notMNIST, as prepared here, 16 009/842/1873 (as published, with two unreadable
     images as black ones, 16 011/842/1873). The seed changes which images are held out. It does
     not change the order of the tasks, nor the train and test images.
     """

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import Normalisation, Tensors, to_tensors
-from ..data import load as load_set
-from ..data.store import Images
-from ..models import MLP
 from .common import Benchmark, Options, Preset, Request, Task, class_tasks, hold_out
+from .data import Normalisation, Tensors, to_tensors
+from .data import load as load_set
+from .data.store import Images
+from .models import MLP
 
 TENSORS = "tensors"  # the name of a benchmark that is given as such
 HELD_OUT = 10  # per cent

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from ..data import NORMALISATION, to_tensors
-from ..models import MLP
 from .common import (
     GPM_QUIRKS,
     TRGP_QUIRKS,
@@ -15,6 +13,8 @@ from .common import (
     hold_out,
     permuted_tasks,
 )
+from .data import NORMALISATION, to_tensors
+from .models import MLP
 
 TASKS = 10
 PAPER = {

@@ -1,25 +1,27 @@
 """The command line: `trgp run`, and what shows its results."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from io import TextIOWrapper
+from types import FrameType
+from typing import NoReturn
 
 from ..engine.errors import InputError, RunError
 from ..lookup import meant
-from ..types import VERSION
-from . import data, listing, report, results, run, sweep, watch
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
-    "run": (run.main, "learn a benchmark by a method, or go on where that was interrupted"),
-    "sweep": (sweep.main, "many runs side by side, and the table they come to"),
-    "list": (listing.main, "benchmarks, methods or presets"),
-    "table": (results.table, "what all stored runs came to"),
-    "show": (results.show_run, "all that is known of a run"),
-    "compare": (results.compare, "two runs against each other"),
-    "report": (report.main, "tables, figures and a page of stored runs"),
-    "watch": (watch.main, "the report in a browser while runs go on"),
-    "data": (data.main, "list or prepare image sets"),
+COMMANDS = {
+    "run": (".run:main", "learn a benchmark by a method, or go on where that was interrupted"),
+    "sweep": (".sweep:main", "many runs side by side, and the table they come to"),
+    "list": (".listing:main", "benchmarks, methods or presets"),
+    "table": (".results:table", "what all stored runs came to"),
+    "show": (".results:show_run", "all that is known of a run"),
+    "compare": (".results:compare", "two runs against each other"),
+    "report": (".report:main", "tables, figures and a page of stored runs"),
+    "watch": (".watch:main", "the report in a browser while runs go on"),
+    "data": (".data:main", "list or prepare image sets"),
 }
 HELP = f"""usage: trgp COMMAND ...
 
@@ -68,15 +70,39 @@ def _dispatch(argv: Sequence[str]) -> None:
         case ["-h" | "--help", *_]:
             print(HELP, end="")
         case ["--version", *_]:
+            from ..types import VERSION  # with torch, which takes a second
+
             print(f"trgp {VERSION}")
         case [name, *rest] if name in COMMANDS:
-            COMMANDS[name][0](rest)
+            _imported(COMMANDS[name][0])(rest)
         case [name, *_]:
             raise InputError(f"There is no command '{name}'; {meant(name, COMMANDS)}")
         case _:
             raise InputError("trgp needs a command; see `trgp --help`.")
 
 
+def _imported(path: str) -> Callable[[Sequence[str]], None]:
+    """A command's function; Ctrl-C while it is imported, torch with it, ends the program at once.
+
+    In the middle of an import an exception may be lost, or leave a traceback.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # not where it is ignored, as in a background job
+        signal.signal(signal.SIGINT, _end)
+    module, _, name = path.partition(":")
+    command: Callable[[Sequence[str]], None] = getattr(import_module(module, __name__), name)
+    if usual is signal.default_int_handler:
+        signal.signal(signal.SIGINT, usual)
+    return command
+
+
+def _end(_: int, __: FrameType | None) -> NoReturn:
+    os.write(2, b"trgp: Interrupted.\n")
+    os._exit(130)
+
+
 def _said(message: object, code: int) -> int:
-    print(f"trgp: {message}", file=sys.stderr)
+    from .screen import tell  # not before Ctrl-C is looked after: it imports much
+
+    tell(message)
     return code

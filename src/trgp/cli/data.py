@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -18,7 +20,7 @@ from rich.progress import (
 )
 from tyro.conf import Positional, arg
 
-from ..data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
+from ..benchmarks.data import BENCHMARKS, SETS, SOURCES, Catalogue, prepare, present
 from ..engine.errors import InputError, Interrupted, RunError
 from ..lookup import meant
 from ..results.layout import NONE, plain, stacked, table
@@ -27,9 +29,11 @@ from .screen import show
 
 HELP = """usage: trgp data list [--data-root DIR]
        trgp data prepare NAME ... [--data-root DIR]
+       trgp data prepare miniimagenet --from PATH [--data-root DIR]
 
   list      which image sets are there, and which benchmarks need them
-  prepare   download sets, check them and write them as npz files
+  prepare   download sets, check them and write them as npz files; miniimagenet is made
+            of images of yours
 """
 Root = Annotated[str | None, arg(metavar="DIR")]
 
@@ -48,6 +52,10 @@ class Prepare:
 
     name: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]"), Positional]
     """The sets, as `trgp data list` shows them."""
+    from_: Annotated[str | None, arg(name="from", metavar="PATH")] = None
+    """Of miniimagenet, which cannot be downloaded: a folder of 600 images for each class, all in
+    one or in train/, val/ and test/; or the folder of train.csv, val.csv and test.csv, beside
+    images/; or an npz file."""
     data_root: Root = None
     """The folder of the sets (without it: TRGP_DATA, else the user's cache)."""
 
@@ -78,9 +86,10 @@ def _list(argv: Sequence[str]) -> None:
     made = table(["set", "state", "needed by"], [], title=f"Image sets in {found.root}")
     for name in SETS:
         users = ", ".join(user for user, needed in BENCHMARKS.items() if name in needed)
-        state = "present" if name in found.present else f"missing: trgp data prepare {name}"
+        command = f"trgp data prepare {name}" + ("" if name in SOURCES else " --from PATH")
+        state = "present" if name in found.present else f"missing: {command}"
         if name in found.damaged:
-            state = f"damaged: trgp data prepare {name}"
+            state = f"damaged: {command}"
         made.add_row(name, state, users)
     for name in found.others:
         made.add_row(plain(name), "your own", NONE)
@@ -98,15 +107,18 @@ def _prepare(argv: Sequence[str]) -> None:
             raise InputError(f"{name} is a benchmark, not an image set; it needs {needed}.")
         if name not in SETS:
             raise InputError(f"There is no image set '{name}'; {meant(name, SETS)}")
+        if asked.from_ is not None and name in SOURCES:
+            raise InputError(f"{name} is downloaded; leave --from out, or prepare it by itself.")
     with ExitStack() as stack:
-        bars = stack.enter_context(closing(Downloads())) if sys.stderr.isatty() else None
+        told = [MofNCompleteColumn()] if asked.from_ else [DownloadColumn(), TransferSpeedColumn()]
+        bars = stack.enter_context(closing(Bars(*told))) if sys.stderr.isatty() else None
         for name in asked.name:
             try:
-                path = prepare(name, asked.data_root, bars)
+                path = prepare(name, asked.data_root, bars, given=asked.from_)
             except KeyboardInterrupt:
+                kept = "what has arrived is kept, and the same command goes on where it stopped."
                 raise Interrupted(
-                    "Interrupted; what has arrived is kept, and the same command goes on where it "
-                    "stopped."
+                    f"Interrupted; {'nothing is written.' if asked.from_ else kept}"
                 ) from None
             except (ValueError, OSError, ImportError) as error:
                 # Of what is given by hand nothing was tried, let alone failed.
@@ -115,18 +127,18 @@ def _prepare(argv: Sequence[str]) -> None:
             print(f"{name}: {path}", flush=True)
 
 
-class Downloads:
-    """A bar for every file that is downloaded."""
+class Bars:
+    """A bar for every file that is downloaded, or one for images that are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *amounts: ProgressColumn) -> None:
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *amounts,
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            redirect_stdout=sys.stdout.isatty(),  # else what is read by a program would end here
         )
         self._progress.start()
 

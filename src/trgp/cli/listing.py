@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from .. import benchmarks
 from ..benchmarks import Published
-from ..data import BENCHMARKS
+from ..benchmarks.data import BENCHMARKS
 from ..engine.config import Training, configure
 from ..engine.errors import InputError
 from ..lookup import meant

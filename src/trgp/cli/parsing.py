@@ -59,7 +59,7 @@ def arguments(parser: type) -> Iterator[Argument]:
             continue
         none = dataclasses.MISSING
         yield Argument(
-            field.name.replace("_", "-"),
+            field.name.rstrip("_").replace("_", "-"),  # from_ is typed --from
             kind,
             required=field.default is none and field.default_factory is none,
             positional=tyro.conf.Positional in marks,

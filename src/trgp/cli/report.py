@@ -17,6 +17,7 @@ from ..report.build import build
 from ..report.folder import PAGE, Draw, check, write
 from ..results.several import find_in
 from .parsing import parse
+from .screen import tell
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
         none = f"There is no finished run in {folders}; begin with `trgp run permuted-digits`."
         raise InputError("\ntrgp: ".join(found.problems or [none]))
     for problem in found.problems:
-        _tell(problem)
+        tell(problem)
     from ..report.page import page  # its scripts are read with it, which no other command needs
 
     report = build(found)
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         ) from error
     print(f"Report: {os.path.join(asked.out, PAGE)} ({len(report.tables)} tables, {total} figures)")
     if draw is None:
-        _tell(
+        tell(
             "Without matplotlib there are no files of figures; `pip install 'trgp[report]'` gets "
             "it, and the same command adds them."
         )
@@ -85,7 +86,3 @@ def _bar() -> Progress:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-
-
-def _tell(sentence: str) -> None:
-    print(f"trgp: {sentence}", file=sys.stderr)

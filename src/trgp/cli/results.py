@@ -1,6 +1,5 @@
 """`trgp table`, `trgp show` and `trgp compare`: what stored runs came to."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +11,7 @@ from ..engine.errors import InputError
 from ..results import render, store
 from ..results.result import Results
 from .parsing import parse
-from .screen import show
+from .screen import show, tell
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def table(argv: Sequence[str]) -> None:
         none = f"There is no finished run in {folder}; begin with `trgp run permuted-digits`."
         raise InputError("\ntrgp: ".join(found.problems or [none]))
     for problem in found.problems:
-        print(f"trgp: {problem}", file=sys.stderr)
+        tell(problem)
     show(render.main_table(found))
 
 

@@ -1,9 +1,11 @@
-"""Where tables go: as wide as the terminal, or as they need where a file or a pipe reads them."""
+"""Tables as wide as the terminal, or as a file or a pipe needs them, and sentences for stderr."""
 
 import sys
 from typing import IO
 
 from rich.console import Console, RenderableType
+
+from ..results.layout import plain
 
 UNBOUNDED = 1000  # columns, where nobody looks at a screen
 
@@ -19,3 +21,13 @@ def show(content: RenderableType, file: IO[str] | None = None) -> None:
     lines = captured.get().splitlines()
     file.write("".join(line.rstrip() + "\n" for line in lines))
     file.flush()
+
+
+def tell(sentence: object) -> None:
+    """Print a sentence to stderr."""
+    print(f"trgp: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def printable(text: object) -> str:
+    """Lines with control characters spelt out: the name of a folder is no command to a terminal."""
+    return "\n".join(plain(line).plain for line in str(text).split("\n"))

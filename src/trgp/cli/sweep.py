@@ -17,14 +17,14 @@ from ..engine.machine import resolve
 from ..engine.pool import cores
 from ..engine.run import MOST_TOGETHER, TOGETHER
 from ..engine.sweep import Ended, Place, Plan, carry_out, plan, together
+from ..engine.sweeps import SWEEPS, Cell, Grid, cells, read
 from ..lookup import meant
 from ..options import check_count
 from ..results import render
 from ..results.layout import NONE, plain, settings, shown, table
-from ..sweeps import SWEEPS, Cell, Grid, cells, read
 from .parsing import parse
 from .run import Flag
-from .screen import show
+from .screen import show, tell
 from .seeds import chosen
 from .sweep_progress import Bar, Lines, Tally
 
@@ -63,9 +63,9 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(str(error)) from error
     if not asked.quiet:
         for benchmark, method in dict.fromkeys(pair for grid in grids for pair in grid.left_out):
-            _tell(f"{method} is left out on {benchmark}, all of whose tasks share a head.")
+            tell(f"{method} is left out on {benchmark}, all of whose tasks share a head.")
     for sentence in dict.fromkeys(planned.lacking.values()):
-        _tell(sentence)
+        tell(sentence)
     if asked.dry_run:
         return _list(planned)
     tally = Tally(planned)
@@ -168,17 +168,13 @@ def _conclude(planned: Plan, ended: Sequence[Ended], place: Place) -> None:
     fresh = "" if resolve(place.device).type == "cpu" else " --fresh"
     for each in failed:
         again = typed(each.cell, place) + fresh
-        _tell(f"{each.cell} failed: {each.failure}\n      Repeat it with: {again}")
+        tell(f"{each.cell} failed: {each.failure}\n      Repeat it with: {again}")
     for sentence in dict.fromkeys(planned.lacking.values()):
         without = [cell for cell, why in planned.lacking.items() if why == sentence]
         names = ", ".join(dict.fromkeys(cell.config.benchmark for cell in without))
-        _tell(f"{len(without)} cells of {names} were not run: {sentence}")
+        tell(f"{len(without)} cells of {names} were not run: {sentence}")
     if failed or planned.lacking:
         raise RunError(
             f"Of {len(planned.cells)} cells {len(failed)} failed and {len(planned.lacking)} were "
             "not run; the same command tries them again."
         )
-
-
-def _tell(sentence: str) -> None:
-    print(f"trgp: {sentence}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from rich.table import Column
 from ..engine.events import Event, TaskFinished
 from ..engine.sweep import Ended, Plan
 from ..results.layout import duration, points
+from .screen import printable
 
 QUIET = 30.0  # seconds without a line, after which the next task that is learnt is told
 
@@ -115,6 +116,6 @@ class Bar:
 def _line(ended: Ended) -> str:
     """What a cell came to."""
     if ended.result is None:
-        return f"{ended.cell}: failed: {ended.failure}"
+        return printable(f"{ended.cell}: failed: {ended.failure}")
     bwt = "" if ended.result.bwt is None else f", BWT {points(ended.result.bwt)} %"
-    return f"{ended.cell}: ACC {points(ended.result.acc)} %{bwt}"
+    return printable(ended.cell) + f": ACC {points(ended.result.acc)} %{bwt}"

@@ -113,8 +113,9 @@ class Layer:
         if not self.biases:
             return columns
         added = site.bias.param if site.bias is not None else None
-        ones = [float(bias.param is added) for bias in self.biases]
-        return torch.cat([columns, columns.new_tensor(ones).expand(*columns.shape[:2], -1)], dim=2)
+        # Filled on the device: a copy to it could not be captured in a graph.
+        ones = [columns.new_full((*columns.shape[:2], 1), b.param is added) for b in self.biases]
+        return torch.cat([columns, *ones], dim=2)
 
 
 def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import kernels
+from ..fast import kernels
 from .vmapped import is_batchedtensor, runs_first
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..data import Tensors
+from ..benchmarks.data import Tensors
 from ..draws import order
 from ..methods.base import Batch
 

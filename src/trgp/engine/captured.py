@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..data import Tensors
+from ..benchmarks.data import Tensors
 from ..methods.base import Batch, Method
 from ..tree import from_leaves, leaves
 from ..types import Params, State

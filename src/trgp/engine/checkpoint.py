@@ -3,63 +3,38 @@
 `task.safetensors` is of the beginning of a task and holds everything; `epoch.safetensors` is of an
 epoch and holds what epochs change. Both are written as often as takes a fortieth of the time, on a
 GPU beside it, and when the run is interrupted: what was not is learnt again. The second belongs to
-the first only if it names the same task: one left from the task before is ignored.
+the first only if it names the same task: one left from the task before is ignored. The epochs that
+are finished tell the two apart, so that neither is read in the other's place.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..files import read_tensors, write_tensors
-from ..tree import from_leaves, leaves
+from ..files import check_fields, read_tensors, write_tensors
 from ..types import Params, State
 from .errors import RunError
-from .schedule import Schedule
+from .position import (
+    FIX,
+    IDENTITY,
+    Content,
+    Position,
+    check_meta,
+    check_tensors,
+    described,
+    restored,
+    settled,
+)
 from .writer import Writer
 
 FORMAT = 4
 SPARE = 39  # of forty parts of the time; one is for writing
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
-Content = tuple[dict[str, Tensor], dict[str, Any]]
-
-
-@dataclass
-class Record:
-    """What a run has to tell so far; JSON throughout."""
-
-    accuracy_matrix: list[list[float | None]] = field(default_factory=list)
-    curves: list[dict[str, list[float]]] = field(default_factory=list)
-    seconds: list[dict[str, float]] = field(default_factory=list)
-    untrained: list[float] | None = None
-    peak_memory_bytes: int = 0
-
-    def copied(self) -> dict[str, Any]:
-        """As it is now. By hand: this comes after every epoch, and a copy of any depth is slow."""
-        return {
-            **vars(self),
-            "accuracy_matrix": [[*row] for row in self.accuracy_matrix],
-            "curves": [{name: [*values] for name, values in task.items()} for task in self.curves],
-            "seconds": [{**task} for task in self.seconds],
-        }
-
-
-@dataclass
-class Position:
-    """Where a run stands: in a task, after some epochs."""
-
-    task: int
-    params: Params
-    state: State
-    schedule: Schedule
-    record: Record
-    best: tuple[Params, State] | None = None  # parameters and what moves, of the best epoch
 
 
 class Checkpoints:
@@ -86,13 +61,13 @@ class Checkpoints:
 
         company: how many runs share the time that writing may take.
         """
-        self._left = {self._task_file: self._content(_settled(position), position.state)}
+        self._left = {self._task_file: self._content(settled(position), position.state)}
         self._write(company)
         return position
 
     def save_epoch(self, position: Position, moving: Mapping[str, Any], company: int = 1) -> None:
         """After an epoch, in which only the parameters and `moving` have changed."""
-        self._left[self._epoch_file] = self._content(_settled(position), moving)
+        self._left[self._epoch_file] = self._content(settled(position), moving)
         self._write(company)
 
     def begin_to_catch_up(self) -> None:
@@ -134,33 +109,24 @@ class Checkpoints:
         now = time.monotonic()
         self._due = now + SPARE * company * (now - start)
 
-    def load(self) -> Position | None:
-        """Where the run was interrupted, or None where it has not begun."""
+    def load(self, initial: Params) -> Position | None:
+        """Where the run was interrupted, or None where it has not begun.
+
+        initial: the network's own parameters, like which those in the files must be.
+        """
         if not self._task_file.exists():
             return None
-        begun = self._read(self._task_file)
+        begun = self._read(self._task_file, initial)
         if self._epoch_file.exists():
-            later = self._read(self._epoch_file)
+            later = self._read(self._epoch_file, initial)
             if later.task == begun.task:
                 later.state = {**begun.state, **later.state}
                 return later
         return begun
 
     def _content(self, position: Position, state: State) -> Content:
-        """As it is now: the tensors are never changed in place, and the rest is copied."""
-        tensors = _named("params", position.params) | _named("state", state)
-        if position.best is not None:
-            params, moving = position.best
-            tensors |= _named("best params", params) | _named("best state", moving)
-        meta = {
-            "format": FORMAT,
-            "run": self._run,
-            "task": position.task,
-            "schedule": {**asdict(position.schedule), "best": repr(position.schedule.best)},
-            "record": position.record.copied(),
-            "has_best": position.best is not None,
-        }
-        return tensors, meta
+        tensors, meta = described(position, state)
+        return tensors, {"format": FORMAT, "run": self._run, **meta}
 
     def _save(self, path: Path, content: Content) -> None:
         tensors, meta = content
@@ -173,36 +139,32 @@ class Checkpoints:
                 "command, without --fresh, again."
             ) from error
 
-    def _read(self, path: Path) -> Position:
+    def _read(self, path: Path, initial: Params) -> Position:
         start_over = "give --fresh to start the run over"
         try:
             meta, tensors = read_tensors(path)
+            check_fields(meta, IDENTITY, path, FIX)
+            if meta["format"] != FORMAT or meta["run"] != self._run:
+                raise RunError(
+                    f"The checkpoint {path} is of another run "
+                    f"({_difference(meta['run'], self._run)}); give the command that began it, or "
+                    f"{start_over}."
+                )
+            check_meta(meta, path)
+            check_tensors(tensors, initial, meta["has_best"], path)
+            position = restored(meta, tensors, self._device)
         except (ValueError, OSError) as error:
             raise RunError(
                 f"The checkpoint {path} is damaged: {error} Restore it, or {start_over}."
             ) from error
-        if meta.get("format") != FORMAT or meta.get("run") != self._run:
-            differing = _difference(meta.get("run", {}), self._run)
+        begun = position.schedule.epoch == 0
+        if begun != (path == self._task_file):
+            own, place = (TASK, EPOCH) if begun else (EPOCH, TASK)
             raise RunError(
-                f"The checkpoint {path} is of another run ({differing}); give the command that "
-                f"began it, or {start_over}."
+                f"The checkpoint {path} is a {own} in the place of {place}; put it back, or "
+                f"{start_over}."
             )
-        # Copied, because tensors read from a file may lie where arithmetic rounds differently.
-        tensors = {name: tensors[name].clone().to(self._device) for name in sorted(tensors)}
-        schedule = meta["schedule"]
-        best = (
-            (_part("best params", tensors), from_leaves(_part("best state", tensors)))
-            if meta["has_best"]
-            else None
-        )
-        return Position(
-            task=meta["task"],
-            params=_part("params", tensors),
-            state=from_leaves(_part("state", tensors)),
-            schedule=Schedule(**{**schedule, "best": float(schedule["best"])}),
-            record=Record(**meta["record"]),
-            best=best,
-        )
+        return position
 
 
 def clear(folder: Path) -> None:
@@ -210,42 +172,6 @@ def clear(folder: Path) -> None:
     # The task's file first: an epoch's file alone is never read.
     for name in (TASK, EPOCH):
         (folder / name).unlink(missing_ok=True)
-
-
-def _settled(position: Position) -> Position:
-    """In place: every tensor laid out, and in the order, as it will be when read again.
-
-    Products and sums may round differently in another one, and a run that goes on from here must
-    not differ from one that was interrupted.
-    """
-    position.params = {name: t.contiguous() for name, t in _in_order(position.params.items())}
-    # An empty level of the state has no tensor to be written, so that it ends here.
-    position.state = from_leaves(
-        {path: t.contiguous() for path, t in _in_order(leaves(position.state))}
-    )
-    if position.best is not None:
-        params, moving = position.best
-        best = {name: t.contiguous() for name, t in _in_order(params.items())}
-        position.best = (
-            best,
-            from_leaves({path: t.contiguous() for path, t in _in_order(leaves(moving))}),
-        )
-    return position
-
-
-def _in_order(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return sorted(named, key=lambda pair: pair[0])
-
-
-def _named(prefix: str, tree: State) -> dict[str, Tensor]:
-    if prefix.endswith("params"):  # flat, and a name may be anything
-        return {f"{prefix}/{name}": t for name, t in tree.items() if isinstance(t, Tensor)}
-    return {f"{prefix}/{path}": t for path, t in leaves(tree)}
-
-
-def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix += "/"
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
 def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

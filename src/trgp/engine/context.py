@@ -1,17 +1,19 @@
 """What a method is given before and after a task."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..data import Tensors
+from ..benchmarks.data import Tensors
 from ..draws import order
-from ..methods.base import Batch, Grads, Method, Network
+from ..methods.base import Batch, Child, Grads, Method, Network, TrainedChild
 from ..types import Params, State
 from .batches import Part, epoch_batches
+from .children import train_children
+from .config import Training
 from .gradients import loss_and_gradients
 from .replay import Replay
 
@@ -32,6 +34,10 @@ class Context:
     """Of the whole run."""
     captured: bool = False
     """Whether what comes often is captured once and then replayed."""
+    training: Training = field(default_factory=Training)
+    """How the run trains a task."""
+    valid: Tensors | None = None
+    """Validation samples of the task; where there are none, the train samples stand in."""
 
     def samples(self, count: int, purpose: str) -> Batch:
         """So many random train samples of the task (all, if it has fewer)."""
@@ -85,6 +91,15 @@ class Context:
             method, self.params, self.state, batch, self.network.trainable, rounded=False
         )
         return grads
+
+    def train_children(
+        self, children: Sequence[Child], epochs: int, purpose: str
+    ) -> list[TrainedChild]:
+        """Children trained on the task's samples as the task itself is, for so many epochs at most.
+
+        Each comes back with its loss and accuracy on the task's validation samples.
+        """
+        return train_children(self, children, epochs, purpose)
 
     def initial_params(self) -> Params:
         """A network freshly initialised for this task."""

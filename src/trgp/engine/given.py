@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .. import benchmarks
 from ..benchmarks import Benchmark
+from ..benchmarks.data import store
 from ..benchmarks.own import TENSORS, Samples
-from ..data import store
 from ..types import PathLike
 from .config import Config
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from ..benchmarks import Task
 from ..draws import seed_of
-from ..kernels import own_kernels
+from ..fast.kernels import own_kernels
 from ..methods.base import BENT, GATE
 from ..types import Params
 
@@ -34,6 +34,7 @@ class Network:
         self.device = device
         self.separate_heads = separate_heads
         self.module = self._initialised(0)
+        self.example: Tensor | None = None  # some samples, once `check` has seen the tasks
         takes_head = "head" in inspect.signature(self.module.forward).parameters
         if separate_heads and not (takes_head and hasattr(self.module, "heads")):
             raise ValueError(
@@ -122,6 +123,7 @@ class Network:
         self.module.eval()
         for t, task in enumerate(tasks):
             x, _ = task.train.batch(slice(0, 2))
+            self.example = x if t == 0 else self.example
             try:
                 with torch.no_grad():
                     logits = self(params, x, t if self.separate_heads else 0)

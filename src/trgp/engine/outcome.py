@@ -11,10 +11,10 @@ from ..results.metrics import acc, bwt
 from ..results.result import SCHEMA_VERSION, Result
 from ..tree import leaves, nbytes
 from ..types import VERSION
-from .checkpoint import Position
 from .config import Config
 from .given import tensor_bytes
 from .machine import described, peak_memory
+from .position import Position
 
 
 def outcome(config: Config, seed: int, method: Method, end: Position, command: str) -> Result:

@@ -14,7 +14,7 @@ from ..benchmarks import Benchmark
 from ..methods.base import Method
 from ..types import Params
 from .batches import Part, joined
-from .checkpoint import Checkpoints, Position, Record
+from .checkpoint import Checkpoints
 from .clock import Clock
 from .config import Config
 from .context import Context
@@ -22,8 +22,9 @@ from .divergence import LIMIT
 from .evaluate import Evaluation, mean
 from .events import EpochFinished, Observer, RunStarted, TaskFinished
 from .machine import finish, peak_memory
+from .position import Position, Record
 from .schedule import Schedule
-from .train import Epoch, Trained, Work, diverged
+from .train import Epoch, Trained, Work, diverged, trained_names
 
 TURN = 256  # batches to evaluate on that are queued in one turn, about what training's take
 Turns = Generator[Work | None, Trained | None, None]
@@ -85,7 +86,8 @@ class Sequencer:
 
     def learn(self) -> Turns:
         """Learn all; in the end `position` is where the run stands."""
-        position = self._checkpoints.load()
+        params = self.network.initial_params()
+        position = self._checkpoints.load(params)
         self._observer(
             RunStarted(
                 self.config.benchmark,
@@ -101,7 +103,6 @@ class Sequencer:
             )
         )
         if position is None:
-            params = self.network.initial_params()
             record = Record()
             if self._training.evaluate_unseen:
                 scores = [self._score(params, j) for j in range(len(self._test))]
@@ -145,7 +146,7 @@ class Sequencer:
             self._stages[task],
             training.batch,
             lr,
-            self._trained(position),
+            trained_names(method, position.params, task),
         )
         begun = Work(self._apart(position.params), position.state, epoch)
         with self._shared(position, "training"):
@@ -189,12 +190,6 @@ class Sequencer:
         with self._alone(position, "checkpoints"):
             self._checkpoints.save_epoch(position, moving, self.company)
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
-
-    def _trained(self, position: Position) -> list[str]:
-        """The network's parameters that train in this task, and the method's own."""
-        names, still = self.network.names, self.method.frozen(position.task)
-        free = self.network.trainable - still
-        return [name for name in position.params if name in free or name not in names]
 
     def _apart(self, params: Params) -> Params:
         """The same with running statistics of its own, which training changes in place."""
@@ -259,6 +254,8 @@ class Sequencer:
             self._seed,
             len(self._stages),
             self._captured,
+            self._training,
+            self._valid[position.task].samples,
         )
 
     def _schedule(self) -> Schedule:

@@ -83,6 +83,13 @@ class Trained(NamedTuple):
     loss: Tensor  # the mean on the way, on the device: nobody has waited for it
 
 
+def trained_names(method: Method, params: Params, task: int) -> list[str]:
+    """The network's parameters that train in a task, and the method's own."""
+    network = method.network
+    free = network.trainable - method.frozen(task)
+    return [name for name in params if name in free or name not in network.names]
+
+
 def progress_of(numbers: Tensor) -> Tensor:
     """From 0 at the first row to 1 at the last, which a single one is."""
     count = len(numbers)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.capture import GramCapture, observing
 from ..core.keep import Form
-from ..core.layers import local
+from ..core.layers import Layer, local
 from ..core.memory import in_memory_order, scalings_of
 from ..core.subspace import Extension, extend
 from ..options import (
@@ -37,6 +38,9 @@ from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
 AnyOptimizer = TypeVar("AnyOptimizer")
+
+GRAM_BYTES = 4 << 30  # of float64 matrices at once: more layers than fit take another pass
+KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
 
@@ -202,6 +206,7 @@ class GPM:
                 state.begin_change(None)
                 given_up = replace(state.known, open=None, undo=None)
                 if given_up.active is not None:
+                    model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
                 state.known = given_up
@@ -454,27 +459,31 @@ class GPM:
         for buffer in state.bare.buffers():
             if ranks.world_size() > 1 and buffer.is_floating_point():
                 torch.distributed.broadcast(buffer, 0)
-        capture = GramCapture(layers.values())
         loss_fn = opened.loss_fn
         assert loss_fn is not None
-        samples = first_samples(loader, ranks.share_of(self.memory_samples))
-        with (
-            state.spread.agreed(device),
-            undisturbed(state.model, loader),
-            torch.no_grad(),
-            observing(layers.values(), capture),
-        ):
-            for batch in state.spread.in_step(samples, device):
-                loss_fn(self._called, batch)
-            require_called([name for name, gram in capture.grams.items() if gram.columns])
-        for gram in capture.grams.values():
-            gram.reduce(ranks.summed, ranks.largest)
-        capture.finite()
-        made = ranks.tensors_from_first(lambda: self._extended(opened, capture), device)
-        return {
-            name: Extension(made[f"M/{name}"], made[f"ranks/{name}"], made[f"mask/{name}"])
-            for name in layers
-        }
+        extensions: dict[str, Extension] = {}
+        called: list[str] = []
+        for part in _parts(layers.values()):
+            capture = GramCapture(part)
+            samples = first_samples(loader, ranks.share_of(self.memory_samples))
+            with (
+                state.spread.agreed(device),
+                undisturbed(state.model, loader),
+                torch.no_grad(),
+                observing(part, capture),
+            ):
+                for batch in state.spread.in_step(samples, device):
+                    loss_fn(self._called, batch)
+            for gram in capture.grams.values():
+                gram.reduce(ranks.summed, ranks.largest)
+            capture.finite()
+            called += [name for name, gram in capture.grams.items() if gram.columns]
+            made = ranks.tensors_from_first(partial(self._extended, opened, capture), device)
+            for name in capture.grams:
+                M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
+                extensions[name] = Extension(M, ranks_now, mask)
+        require_called(called)
+        return extensions
 
     def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -495,8 +504,7 @@ class GPM:
                     name,
                     opened.task,
                 )
-            found |= {f"M/{name}": extension.M, f"ranks/{name}": extension.ranks}
-            found[f"mask/{name}"] = extension.mask
+            found |= {f"{key}/{name}": getattr(extension, key) for key in KEYS}
         return found
 
     def _learnt(self, opened: OpenTask, extensions: Mapping[str, Extension]) -> Known:
@@ -520,3 +528,18 @@ class GPM:
         memory = {name: replace(each, C=C[name]) for name, each in memory.items()}
         tasks = known.tasks | {opened.task: record}
         return Known(memory, tasks, opened.task, None, known.frozen)
+
+
+def _parts(layers: Iterable[Layer]) -> list[list[Layer]]:
+    """Layers in parts whose Gram matrices lie in memory together."""
+    parts: list[list[Layer]] = []
+    held = GRAM_BYTES
+    for layer in layers:
+        groups, _, n = layer.shape
+        size = 8 * groups * n * n
+        if held + size > GRAM_BYTES:
+            parts.append([])
+            held = 0
+        parts[-1].append(layer)
+        held += size
+    return parts

@@ -153,14 +153,16 @@ class LayerGuard:
         Returns the share of the weight's norm that was taken out; below rounding nothing is done.
         """
         weights = self.layer.weights
-        D = self._inner(weights, self.region.M).sub_(self.K)
+        inner = self._inner(weights, self.region.M)
+        D = inner - self.region.C  # not K, which steps that diverged may have left as NaN
         E = reached(D, self.region)
         size = torch.stack([w.detach().norm().double() for w in weights]).norm()
-        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in (D - E, D))
+        parts = (D - E, inner - self.K)
+        refused, whole = (float(x.double().norm() / size.clamp_min(1e-300)) for x in parts)
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
-                self.K += E
+                torch.add(self.region.C, E, out=self.K)
             self._add(weights, D - E, self.region.M, -1)
         self.remember_writes()
         return refused if not refused <= rounding else 0.0

@@ -100,14 +100,20 @@ def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> No
         K, C = guard.K, guard.region.C
         if guard.region.blocks and not float((K - C).norm()) < DIVERGED * float(C.norm() + 1):
             raise RuntimeError(
-                f"What layer '{name}' reuses of old tasks has diverged; call abort_task() or go "
-                "back to the last save, and train with a smaller learning rate or scale_rate."
+                f"What layer '{name}' reuses of old tasks has diverged; load earlier weights of "
+                "the model or go back to the last save, and train with a smaller learning rate or "
+                "scale_rate."
             )
+    finite(layers)
+
+
+def finite(layers: Mapping[str, Layer]) -> None:
+    """Refuse weights that are no numbers."""
     for name, layer in layers.items():
         if not all(bool(w.isfinite().all()) for w in layer.weights):
             raise RuntimeError(
-                f"Layer '{name}' has NaN or infinite weights; go back to the last save and train "
-                "with a smaller learning rate."
+                f"Layer '{name}' has NaN or infinite weights; load earlier weights of the model or "
+                "go back to the last save, and train with a smaller learning rate."
             )
 
 

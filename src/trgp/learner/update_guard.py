@@ -248,12 +248,22 @@ class UpdateGuard:
                 if all(b is not None for b in buffers):
                     guard.follow()
                     guard.forget_momentum(buffers)
-        ids = {id(p) for p in known.shared.values()}
-        if held.apart and any(held.groups[p].get("weight_decay") for p in held.params if p in ids):
+        shared = known.shared
+        idle = [
+            name
+            for name in held.apart
+            if (grad := shared[name].grad) is not None
+            and bool((grad.reshape(len(grad), -1) == 0).all(1).any())
+            and (
+                held.groups[id(shared[name])].get("weight_decay") or shared[name] in optimizer.state
+            )
+        ]
+        if idle:
             log.warning(
-                "Old tasks use the excluded %s, which weight decay shrinks whatever the new task "
-                "does: give it weight_decay=0, one per task, or protect it.",
-                ", ".join(map(repr, held.apart[:3])),
+                "Old tasks use the excluded %s, of which rows have no gradient in this task: "
+                "weight decay and momentum move them all the same. Give it weight_decay=0, no "
+                "momentum, or each task a head of its own, with zero_grad(set_to_none=True).",
+                ", ".join(map(repr, idle[:3])),
             )
         task.met.add(optimizer)
 

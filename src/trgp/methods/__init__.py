@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from ..lookup import imported, meant
 from ..types import Params, Rate
 from .agem import AGEM
+from .apd import APD
 from .base import About, Batch, Context, Factors, Grads, Method, Network, Report, sgd
+from .den import DEN
 from .er import ER
 from .ewc import EWC
 from .finetune import Finetune
@@ -15,6 +17,8 @@ from .hat import HAT
 from .lwf import LwF
 from .multitask import Multitask
 from .owm import OWM
+from .pnn import PNN
+from .rcl import RCL
 from .single import Single
 from .trgp import TRGPMethod
 
@@ -44,6 +48,10 @@ METHODS: Mapping[str, type[Method]] = {
     "agem": AGEM,
     "er": ER,
     "lwf": LwF,
+    "pnn": PNN,
+    "den": DEN,
+    "rcl": RCL,
+    "apd": APD,
     "gpm": GPMMethod,
     "trgp": TRGPMethod,
 }

@@ -32,33 +32,39 @@ class AGEM(Method):
     memory_size: int = 1000
     """Examples that are stored, of all tasks together, the same number of each; where there are
     more tasks than examples, one of each of the first."""
+    reference_size: int = 0
+    """Stored examples, drawn anew in every step, whose mean loss must not rise: 256 in the authors'
+    code (0: as many as the batch has samples)."""
 
     def __post_init__(self) -> None:
         check_count("memory_size", self.memory_size)
+        if self.reference_size != 0:
+            check_count("reference_size", self.reference_size)
 
     def stackable(self) -> bool:
         return False  # a step computes a gradient of its own
 
     def random_numbers(self, batch_size: int) -> int:
-        return batch_size
+        return self.reference_size or batch_size
 
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        held = tensors(level(state, "memory"))
-        if held:
+        if "memory" in state:
             grads = projected(
-                grads, self.reference(params, held, batch, sorted(self.network.trainable))
+                grads, self.reference(params, state, batch, sorted(self.network.trainable))
             )
         return super().step(params, grads, state, batch, lr)
 
     def reference(
-        self, params: Params, held: memory.Examples, batch: Batch, trained: list[str]
+        self, params: Params, state: State, batch: Batch, trained: list[str]
     ) -> dict[str, Tensor]:
-        """The gradient of the mean loss on as many examples as the batch has samples."""
+        """The gradient of the mean loss on random examples."""
         assert batch.u is not None
+        held = tensors(level(state, "memory"))
         filled = torch.full((), len(held["y"]), device=batch.y.device)
-        them = memory.picked(held, batch.u[: len(batch.y)], filled)
+        u = batch.u[: self.reference_size or len(batch.y)]
+        them = memory.unpacked(memory.picked(held, u, filled), state)
         # What old heads are trained by counts as well, though the batch's loss does not reach it.
         with torch.enable_grad():
             free = {name: params[name].detach().requires_grad_() for name in trained}
@@ -68,11 +74,12 @@ class AGEM(Method):
 
     def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Store some examples of the task."""
-        held = tensors(level(ctx.state, "memory"))
+        state = memory.with_scale(ctx)
+        held = tensors(level(state, "memory"))
         room = self.memory_size - (len(held["y"]) if held else 0)
         share = min(room, max(1, self.memory_size // ctx.tasks))
-        new = memory.examples(ctx.samples(share, "memory"))
-        return ctx.params, {"memory": memory.joined(held, new) if held else new}
+        new = memory.packed(memory.examples(ctx.samples(share, "memory")), state)
+        return ctx.params, {**state, "memory": memory.joined(held, new) if held else new}
 
 
 def projected(grads: Grads, reference: dict[str, Tensor]) -> dict[str, Tensor]:

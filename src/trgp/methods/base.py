@@ -5,8 +5,8 @@ What runs in every step (`loss`, `step`, `weights_for`) is pure functions of exp
 depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -57,11 +57,14 @@ class Network(Protocol):
     module: nn.Module
     device: torch.device
     separate_heads: bool
+    heads: int
     trainable: frozenset[str]
     buffers: tuple[str, ...]
     names: frozenset[str]
     nbytes: int
     weights: int
+    example: Tensor | None
+    """Some samples, once the tasks have been seen."""
 
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
@@ -87,6 +90,30 @@ class Samples(Protocol):
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """The samples of an index: x float, y int64."""
 
+    @property
+    def scale(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation that pixels are normalised by; None of samples as floats."""
+
+
+class Child(NamedTuple):
+    """A network to train: where it starts, and the method whose loss and step train it.
+
+    Its tensors may have other shapes than the benchmark's network, as long as they fit each other.
+    """
+
+    method: "Method"
+    params: Params
+    state: State
+
+
+class TrainedChild(NamedTuple):
+    """A child after its epochs, with its loss and accuracy on the task's validation samples."""
+
+    params: Params
+    state: State
+    loss: float
+    accuracy: float
+
 
 class Context(Protocol):
     """A task about to begin or just learnt, and the run it belongs to."""
@@ -97,6 +124,8 @@ class Context(Protocol):
     def task(self) -> int: ...
     @property
     def tasks(self) -> int: ...
+    @property
+    def head(self) -> int: ...
     @property
     def train(self) -> Samples: ...
     @property
@@ -126,6 +155,14 @@ class Context(Protocol):
     def gradients(self, method: "Method", batch: Batch) -> Grads:
         """Of the loss at `params`, without dropout and in full precision."""
 
+    def train_children(
+        self, children: Sequence[Child], epochs: int, purpose: str
+    ) -> list[TrainedChild]:
+        """Children trained on the task's samples as the task itself is, for so many epochs at most.
+
+        Each comes back with its loss and accuracy on the task's validation samples.
+        """
+
     def initial_params(self) -> Params:
         """A network freshly initialised for this task."""
 
@@ -143,6 +180,8 @@ class About:
     """Whether it needs a head for every task."""
     joint: bool = False
     """Whether all tasks are learnt at once, not one after another."""
+    holds_network: bool = False
+    """Whether its state holds all that is kept in the end, the network's weights among it."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +314,18 @@ class Method:
 
     def report(self, state: State) -> Report:
         return Report()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The network in eval mode, in the middle of a step that trains it."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:

@@ -41,10 +41,12 @@ class ER(Method):
         return 2 * batch_size
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
-        if "memory" in ctx.state:
-            return ctx.params, ctx.state
-        kept = memory.empty(self.memory_size, ctx.samples(1, "shape"))
-        return ctx.params, {"memory": kept, "seen": torch.zeros_like(kept["y"][0])}
+        state = memory.with_scale(ctx)
+        if "memory" in state:
+            return ctx.params, state
+        one = memory.packed(memory.examples(ctx.samples(1, "shape")), state)
+        kept = memory.empty(self.memory_size, one)
+        return ctx.params, {**state, "memory": kept, "seen": torch.zeros_like(kept["y"][0])}
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
         """Over the batch and as many examples; before there are any, over the batch twice."""
@@ -53,6 +55,7 @@ class ER(Method):
         held, seen = tensors(level(state, "memory")), tensors(state)["seen"]
         u = batch.u[: len(batch.y)]
         replayed = memory.picked(held, u, seen.clamp(max=self.memory_size))
+        replayed = memory.unpacked(replayed, state)
         replayed = {key: torch.where(seen > 0, replayed[key], new[key]) for key in new}
         return memory.loss(self.network, params, memory.joined(new, replayed))
 
@@ -67,7 +70,7 @@ class ER(Method):
         kept, seen = memory.reservoir(
             tensors(level(state, "memory")),
             tensors(state)["seen"],
-            memory.examples(batch),
+            memory.packed(memory.examples(batch), state),
             batch.u[len(batch.y) :],
         )
         return moved, {"memory": kept, "seen": seen}

@@ -17,13 +17,14 @@ from ..options import check_count, check_number
 from ..tree import level, tensors
 from ..types import Params, State
 from .base import About, Batch, Context, Method
+from .limited import Limited
 from .stacks import each, stacks
 
 GRADIENTS = 1 << 24  # so many numbers of them are held at a time
 
 
 @dataclass(frozen=True)
-class EWC(Method):
+class EWC(Limited):
     """Weights that mattered to old tasks are held by springs."""
 
     about: ClassVar[About] = About(
@@ -43,6 +44,7 @@ class EWC(Method):
     Fisher matrix itself."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strength != 0:
             check_number("strength", self.strength, above=0)
         check_count("fisher_batch", self.fisher_batch)

@@ -3,7 +3,7 @@
 Every task has a gate a = sigmoid(s e) for every unit, learnt with the weights while s grows from
 1/s_max to s_max within an epoch. What old tasks' gates let through is a^max; the gradient of a
 weight from unit i to unit o is multiplied by 1 - min(a^max_o, a^max_i), so that it does not move
-where an old task uses both.
+where an old task uses both. Of a head that all tasks share every output is in use.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from ..draws import seed_of
-from ..models.gates import Gate
+from ..gates import HEADS, Gate
 from ..options import check_number
 from ..tree import level, put, tensors
 from ..types import Params, Rate, State
 from .base import GATE, About, Batch, Context, Grads, Method, Report, sgd
+from .limited import shortened
 from .loss import cross_entropy
 
 OWN = "embedding "  # begins the names of the embeddings among the parameters
 LARGEST = 6.0  # an embedding's size: beyond it a gate no longer learns
 CLIP = 10_000.0  # of the gradient's norm, as published
+LOGITS = "logits"  # what a head that all tasks share feeds: always in use, by no gate
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class HAT(Method):
         stores="a gate a unit and task",
         paper="Serra et al., ICML 2018",
         task_id_at_test=True,
-        several_heads=True,
     )
     consumes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("progress",)
@@ -61,13 +62,21 @@ class HAT(Method):
         if not hasattr(self.network.module, "gates"):
             raise ValueError(
                 f"{type(self.network.module).__name__} does not say where its units are, which hat "
-                "needs; give it a method gates(), as the networks in trgp.models have."
+                "needs; give it a method gates(), as the networks in trgp.benchmarks.models have."
             )
         if not self.gates:
             raise ValueError(
                 f"{type(self.network.module).__name__} has no hidden units, which hat gates; take "
                 "a network with some."
             )
+        for gate in self.gates:
+            try:
+                self.network.module.get_submodule(gate.module(0))
+            except AttributeError as error:
+                raise ValueError(
+                    f"{type(self.network.module).__name__} has no module '{gate.module(0)}', whose "
+                    "input its gates() say to gate; name it so, a single head too."
+                ) from error
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
         draw = torch.Generator().manual_seed(seed_of(ctx.seed, "embeddings", ctx.task))
@@ -111,9 +120,7 @@ class HAT(Method):
         used = tensors(level(state, "used"))
         if used:
             own |= self.masked(own, used)
-        length = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
-        scale = (CLIP / length.clamp(min=1e-12)).clamp(max=1.0)
-        new = sgd(params, {name: g * scale for name, g in own.items()}, lr)
+        new = sgd(params, shortened(own, CLIP), lr)
         clamped = {n: p.clamp(-LARGEST, LARGEST) for n, p in new.items() if n.startswith(OWN)}
         return new | clamped, {}
 
@@ -133,7 +140,8 @@ class HAT(Method):
         for name, (after, before, groups) in self.units_of.items():
             if name in grads:
                 g = grads[name]
-                hold = used[after].view(-1, *[1] * (g.dim() - 1))
+                hold = used[after] if after in used else g.new_ones(len(g))
+                hold = hold.view(-1, *[1] * (g.dim() - 1))
                 if before is not None:
                     each = groups * g.shape[1] // len(used[before])
                     enters = used[before].repeat_interleave(each).view(groups, -1)
@@ -149,6 +157,8 @@ class HAT(Method):
         groups that a convolution has."""
         feeds = {layer: gate.name for gate in self.gates for layer in gate.producers}
         enters = {layer: gate.name for gate in self.gates for layer in gate.consumers}
+        if not self.network.separate_heads:
+            feeds[f"{HEADS}.0"], enters[f"{HEADS}.0"] = LOGITS, HEADS
         found: dict[str, tuple[str, str | None, int]] = {}
         for name, param in self.network.module.named_parameters():
             layer = name.rpartition(".")[0]

@@ -14,12 +14,13 @@ from torch import Tensor
 from ..options import check_number
 from ..tree import level, tensors
 from ..types import Params, State
-from .base import About, Batch, Context, Method
+from .base import About, Batch, Context, evaluating
+from .limited import Limited
 from .loss import cross_entropy
 
 
 @dataclass(frozen=True)
-class LwF(Method):
+class LwF(Limited):
     """Old heads answer to new samples as they did before."""
 
     about: ClassVar[About] = About(
@@ -35,6 +36,7 @@ class LwF(Method):
     """What logits are divided by before they become probabilities."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strength != 0:
             check_number("strength", self.strength, above=0)
         check_number("temperature", self.temperature, above=0)
@@ -59,11 +61,6 @@ class LwF(Method):
     @torch.no_grad()
     def targets(self, teacher: Params, batch: Batch, old: int) -> Tensor:
         """What the old heads of the network before the task say, without dropout."""
-        modes = {module: module.training for module in self.network.module.modules()}
-        self.network.module.eval()
-        try:
+        with evaluating(self.network.module):
             logits = self.network.every_head(teacher, batch.x)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         return F.softmax(logits[:old] / self.temperature, 2)

@@ -1,19 +1,56 @@
-"""Stored examples: taken task by task, or from the stream by a reservoir."""
+"""Stored examples: taken task by task, or from the stream by a reservoir.
+
+Where a task's samples are pixels they are stored as such, a byte each. What they are normalised by
+lies in the state, by head: tasks that share a head share it.
+"""
 
 import torch
 from torch import Tensor
 
-from ..types import Params
-from .base import Batch, Network
+from ..pixels import floats_of, pixels_of
+from ..tree import level, put, tensors
+from ..types import Params, State
+from .base import Batch, Context, Network
 from .loss import cross_entropy
 
 Examples = dict[str, Tensor]  # x (size, ...), y (size,), head (size,)
+SCALE = "scale"  # the level of the state where mean and std lie, each (heads, channels, 1, 1)
 
 
-def empty(size: int, like: Batch) -> Examples:
+def with_scale(ctx: Context) -> State:
+    """The state with what the task's pixels are normalised by; as it is where they are floats."""
+    scale = ctx.train.scale
+    if scale is None:
+        return ctx.state
+    tables = tensors(level(ctx.state, SCALE))
+    for key, own in zip(("mean", "std"), scale, strict=True):
+        table = tables.get(key, own.expand(ctx.network.heads, *own.shape)).clone()
+        table[ctx.head] = own
+        tables[key] = table
+    return put(ctx.state, tables, SCALE)
+
+
+def packed(them: Examples, state: State) -> Examples:
+    """Examples as they are stored."""
+    scale = tensors(level(state, SCALE))
+    if not scale:
+        return them
+    head = them["head"]
+    return them | {"x": pixels_of(them["x"], scale["mean"][head], scale["std"][head])}
+
+
+def unpacked(them: Examples, state: State) -> Examples:
+    """Stored examples as the network computes them, to the bit as they came."""
+    scale = tensors(level(state, SCALE))
+    if not scale:
+        return them
+    head = them["head"]
+    return them | {"x": floats_of(them["x"], scale["mean"][head], scale["std"][head])}
+
+
+def empty(size: int, like: Examples) -> Examples:
     """Room for so many examples."""
-    whole = like.y.new_zeros(size)
-    return {"x": like.x.new_zeros(size, *like.x.shape[1:]), "y": whole, "head": whole.clone()}
+    return {key: value.new_zeros(size, *value.shape[1:]) for key, value in like.items()}
 
 
 def examples(batch: Batch) -> Examples:

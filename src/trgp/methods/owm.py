@@ -3,11 +3,14 @@
 A layer has a projector P, at first the identity. After each task every batch of it, by the mean r
 of the layer's inputs, takes a direction away: P <- P - k k' / (alpha + r' k) with k = P r. Later
 tasks step along G P. With all r / sqrt(alpha) as A's columns, P is I - A (A'A + I)^-1 A'.
+
+That is the paper's algorithm. The authors' code narrows P in every batch of every epoch, before the
+step, so that a task's own inputs hold back what it learns.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +20,9 @@ from ..core.decompositions import cholesky, qr
 from ..core.layers import Layer, Site
 from ..options import check_number
 from ..tree import level, put, tensors
-from ..types import Params, State
-from .base import About, Context, Grads
-from .layerwise import Along, Layerwise
+from ..types import Params, Rate, State
+from .base import About, Batch, Context, Grads, evaluating
+from .layerwise import Along, Layerwise, several
 from .stacks import batch_count, each, stacks
 
 
@@ -33,16 +36,77 @@ class OWM(Layerwise):
         paper="Zeng et al., Nature Machine Intelligence 2019",
         task_id_at_test=False,
     )
+    consumes: ClassVar[bool] = True
 
     alpha: float = 1.0
     """How much energy along a direction counts as none, in a task's first batch."""
     alpha_end: float = 0.001
     """The same in its last batch; in between it falls geometrically."""
+    narrowing: Literal["task", "batch"] = "task"
+    """When projectors narrow: after a task, as the paper has it, or in every batch before the step,
+    as its authors' code has it. Then alpha falls within every epoch."""
+    alpha_end_per_layer: tuple[float, ...] = ()
+    """alpha_end of each layer, which the authors' code sets apart (none: one for all)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "alpha_end_per_layer", several(self.alpha_end_per_layer))
         check_number("alpha", self.alpha, above=0)
         check_number("alpha_end", self.alpha_end, above=0)
+        for value in self.alpha_end_per_layer:
+            check_number("alpha_end_per_layer", value, above=0)
+        if self.narrowing not in ("task", "batch"):
+            raise ValueError(f"narrowing must be task or batch, not {self.narrowing!r}.")
+
+    def check(self) -> None:
+        super().check()
+        ends = self.alpha_end_per_layer
+        if ends and len(ends) != len(self.layers):
+            raise ValueError(
+                f"alpha_end_per_layer has {len(ends)} values for {len(self.layers)} layers; give "
+                f"one for each of {', '.join(self.layers)}."
+            )
+
+    @property
+    def moving(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("projectors",) if self.narrowing == "batch" else ()
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("progress",) if self.narrowing == "batch" else ()
+
+    def stackable(self) -> bool:
+        return self.narrowing == "task"  # else a step computes a pass of its own
+
+    def alpha_at(self, name: str, progress: Rate) -> Rate:
+        """A layer's alpha where so much is done: 0 at the first batch, 1 at the last."""
+        ends = self.alpha_end_per_layer
+        end = ends[list(self.layers).index(name)] if ends else self.alpha_end
+        return self.alpha * (end / self.alpha) ** progress
+
+    def begin_task(self, ctx: Context) -> tuple[Params, State]:
+        if self.narrowing == "task" or level(ctx.state, "projectors"):
+            return ctx.params, ctx.state
+        whole = {
+            name: self.projector(name, None).to(each.layer.dtype).contiguous()
+            for name, each in self.layers.items()
+        }
+        return ctx.params, put(ctx.state, whole, "projectors")
+
+    def step(
+        self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
+    ) -> tuple[dict[str, Tensor], State]:
+        if self.narrowing == "task":
+            return super().step(params, grads, state, batch, lr)
+        P = tensors(level(state, "projectors"))
+        weights = self.weights_for(params, state, batch.task)
+        with evaluating(self.network.module):
+            means = self.mean_inputs(weights, batch.head, batch.x)
+        for name, R in means.items():
+            S = R / self.alpha_at(name, batch.progress) ** 0.5
+            P[name] = narrowed_one_by_one(P[name], fewer_columns(S).to(P[name].dtype))
+        moved, _ = super().step(params, grads, put(state, P, "projectors"), batch, lr)
+        return moved, {"projectors": P}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
         P = self.projectors(name, state)
@@ -60,6 +124,8 @@ class OWM(Layerwise):
 
     def end_task(self, ctx: Context) -> tuple[Params, State]:
         """Narrow every layer's projector by the batches of the task, under its final weights."""
+        if self.narrowing == "batch":
+            return ctx.params, self.with_copies(ctx.params, ctx.state, ctx.task)
         found = tensors(level(ctx.state, "projectors"))
         P = {name: self.projector(name, found.get(name)) for name in self.layers}
         weights = self.weights_for(ctx.params, ctx.state, ctx.task)
@@ -69,8 +135,8 @@ class OWM(Layerwise):
         for stack in stacks(ctx, ctx.batch_size, "projectors"):
             means = each(partial(self.mean_inputs, weights, stack.head), stack.x)
             place = torch.arange(done, done + len(stack.y), device=self.network.device)
-            alpha = self.alpha * (self.alpha_end / self.alpha) ** (place.double() / max(1, last))
             for name, R in means.items():
+                alpha = torch.as_tensor(self.alpha_at(name, place.double() / max(1, last)))
                 S = R / alpha.sqrt().view(-1, 1, 1, 1)
                 P[name] = narrowed(P[name], S.permute(1, 2, 0, 3).flatten(2))
             done += len(place)
@@ -116,3 +182,28 @@ def narrowed(P: Tensor, S: Tensor) -> Tensor:
     inner = S.mT @ K + torch.eye(S.shape[2], dtype=P.dtype, device=P.device)
     half: Tensor = torch.linalg.solve_triangular(cholesky(inner), K.mT, upper=False)
     return P - half.mT @ half
+
+
+def narrowed_one_by_one(P: Tensor, S: Tensor) -> Tensor:
+    """The same column by column: without a decomposition, which no graph on a GPU can capture."""
+    for s in S.split(1, 2):
+        k = P @ s
+        # In few digits P may have got a least eigenvalue just below 0.
+        P = P - k @ k.mT / (1 + (s.mT @ k).clamp(min=0))
+    return P
+
+
+def fewer_columns(S: Tensor) -> Tensor:
+    """At most n columns with the same S S', its Cholesky factor's, of S (g, n, k)."""
+    _, n, k = S.shape
+    if k <= n:
+        return S
+    left = S @ S.mT
+    nothing = n * torch.finfo(S.dtype).eps * left.diagonal(dim1=1, dim2=2).amax(1).view(-1, 1, 1)
+    found = []
+    for j in range(n):
+        pivot = left[:, j : j + 1, j : j + 1]
+        column = left[:, :, j : j + 1] * pivot.clamp(min=0).rsqrt()
+        found.append(torch.where(pivot > nothing, column, torch.zeros_like(column)))
+        left = left - found[-1] @ found[-1].mT
+    return torch.cat(found, 2)

@@ -12,7 +12,11 @@ class Single(Method):
     """A freshly initialised network for every task: no transfer, no forgetting."""
 
     about: ClassVar[About] = About(
-        family="baseline", stores="a network a task", paper="-", task_id_at_test=True
+        family="baseline",
+        stores="a network a task",
+        paper="-",
+        task_id_at_test=True,
+        holds_network=True,
     )
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:

@@ -41,6 +41,11 @@ def _summary(found: Found) -> Iterator[str]:
     devices = sorted({device_of(run) for run in runs})
     if runs:
         yield clean(f"Run with torch {', '.join(torch)} on {'; '.join(devices)}.")
+    if unsealed := sum(run.checksum is None for run in runs):
+        yield (
+            f"Without a checksum, as trgp 0.1 wrote them: {_count(unsealed, 'result')}, in which "
+            "damage may go unnoticed."
+        )
     yield f"Made by trgp {VERSION} from stored results alone; nothing was trained for it."
 
 

@@ -16,7 +16,9 @@ def table_csv(table: Table) -> str:
     written: list[list[str]] = []
     for name, cells in zip(table.columns, columns, strict=True):
         header.append(name)
-        written.append([cell.text for cell in cells])
+        written.append(
+            [cell.text if cell.value is not None else _inert(cell.text) for cell in cells]
+        )
         if any(cell.value is not None for cell in cells):
             header.append(f"{name} (number)")
             written.append(["" if cell.value is None else repr(cell.value) for cell in cells])
@@ -24,7 +26,7 @@ def table_csv(table: Table) -> str:
             header.append(f"{name} (mark)")
             written.append([cell.mark for cell in cells])
     header.append("commands")
-    written.append(["; ".join(_commands(row)) for row in table.rows])
+    written.append([_inert("; ".join(_commands(row))) for row in table.rows])
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([header, *zip(*written, strict=True)])
     return out.getvalue()
@@ -32,3 +34,8 @@ def table_csv(table: Table) -> str:
 
 def _commands(row: Row) -> list[str]:
     return list(dict.fromkeys(command for cell in row.cells for command in cell.commands))
+
+
+def _inert(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(tuple("=+-@")) else text

@@ -6,18 +6,25 @@ Only the header of a checkpoint is read, never its tensors, and nothing is writt
 import glob
 import json
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..benchmarks import NAMES, entry
 from ..engine.checkpoint import EPOCH, TASK
+from ..engine.position import FIX, check_meta
+from ..files import Kind, check_fields, is_text, is_whole, no_number, open_regular, or_none
 from ..methods import METHODS
 from ..results.store import RESULT
 from .model import Chart, Series
 
 LARGEST = 100_000_000  # bytes, of a header as the format allows it
+_TEXT, _WHOLE = Kind(is_text, "a text"), Kind(is_whole, "a whole number from 0 on")
+RUN = {
+    **dict.fromkeys(("benchmark", "method", "preset"), _TEXT),
+    **dict.fromkeys(("seed", "epochs"), _WHOLE),
+    "tasks": Kind(or_none(is_whole), "a whole number or null"),
+}
 Stamp = tuple[int, int, int]
 """What tells a file from the one that takes its place."""
 
@@ -86,9 +93,9 @@ class Reader:
             return known
         try:
             return at, _progress(path)
-        except OSError:
+        except FileNotFoundError:
             return None  # the run has just finished
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return at, (
                 f"{path} does not tell how far its run is: it is damaged, or of another version; "
                 "the run's own command says more."
@@ -131,40 +138,43 @@ def _latest(folders: Sequence[str]) -> Iterator[tuple[str, Stamp]]:
 
 
 def _progress(path: str) -> Progress:
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
         if length > LARGEST:
             raise ValueError(f"{path} has a header of {length} bytes")
         header = json.loads(file.read(length))
         saved = os.fstat(file.fileno()).st_mtime
-    meta = json.loads(header["__metadata__"]["trgp"])
+    meta = json.loads(header["__metadata__"]["trgp"], parse_constant=no_number)
+    check_meta(meta, path)
     run, record = meta["run"], meta["record"]
+    settings = {"tasks": None, **run["settings"]}
+    check_fields({**run, **settings}, RUN, path, FIX)
     accuracies = (task.get("valid_accuracy", []) for task in record["curves"])
     return Progress(
-        benchmark=str(run["benchmark"]),
-        method=str(run["method"]),
-        preset=str(run["preset"]),
+        benchmark=run["benchmark"],
+        method=run["method"],
+        preset=run["preset"],
         configuration=os.path.basename(os.path.dirname(os.path.dirname(path))),
-        seed=int(run["seed"]),
-        task=int(meta["task"]) + 1,
-        tasks=_tasks(run, record),
-        epoch=int(meta["schedule"]["epoch"]),
-        epochs=int(run["settings"]["epochs"]),
-        seconds=sum(float(spent) for task in record["seconds"] for spent in task.values()),
+        seed=run["seed"],
+        task=meta["task"] + 1,
+        tasks=_tasks(run, record, settings["tasks"]),
+        epoch=meta["schedule"]["epoch"],
+        epochs=settings["epochs"],
+        seconds=sum(spent for task in record["seconds"] for spent in task.values()),
         saved=saved,
-        accuracies=tuple(tuple(100 * float(a) for a in task) for task in accuracies),
+        accuracies=tuple(tuple(100 * a for a in task) for task in accuracies),
     )
 
 
-def _tasks(run: dict[str, Any], record: dict[str, Any]) -> int | None:
+def _tasks(run: dict[str, Any], record: dict[str, Any], chosen: int | None) -> int | None:
     """How many there are to learn; of tasks learnt all at once, one."""
     method, benchmark = run["method"], run["benchmark"]
     if method in METHODS and METHODS[method].about.joint:
         return 1
     if record["accuracy_matrix"]:
         return len(record["accuracy_matrix"][0])
-    if run["settings"].get("tasks") is not None:
-        return int(run["settings"]["tasks"])
+    if chosen is not None:
+        return chosen
     return entry(benchmark).tasks if benchmark in NAMES else None
 
 

@@ -12,7 +12,7 @@ from .model import Series
 # first two are for the first two alone.
 COLOURS = ("#D55E00", "#0072B2", "#000000", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-MARKERS = "osD^vPX*<>hpd"
+MARKERS = "osD^vPX*<>hpdH8"
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo")
 METHODS = (
     "trgp",
@@ -26,6 +26,10 @@ METHODS = (
     "owm",
     "agem",
     "lwf",
+    "pnn",
+    "den",
+    "rcl",
+    "apd",
 )
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from ..models import MLP, AlexNet, LeNet, ResNet18
+from ..benchmarks.models import MLP, AlexNet, LeNet, ResNet18
 from ..results.result import Result
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {

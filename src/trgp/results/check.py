@@ -1,15 +1,35 @@
-"""Whether what a result.json holds is a result: the right fields of the right kinds."""
+"""Whether what a result.json holds is a result: fields of the right kinds that agree."""
 
+import hashlib
+import json
+import math
 import os
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
-from .metrics import as_matrix
+from ..files import (
+    SETTINGS,
+    Kind,
+    check_fields,
+    dict_of,
+    is_number,
+    is_text,
+    is_whole,
+    list_of,
+    or_none,
+)
+from . import metrics
 from .result import SCHEMA_VERSION, Result
 
-LARGEST = 1e300  # numbers beyond it overflow in sums, and whole ones do not become floats at all
+ROUNDING = 1e-9  # that means may differ by, where another Python has computed them
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """The sha256 of everything else in a result.json, however it is laid out."""
+    held = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def checked(content: Any, path: str | os.PathLike[str]) -> Result:
@@ -22,87 +42,76 @@ def checked(content: Any, path: str | os.PathLike[str]) -> Result:
             f"{path} has schema_version {reprlib.repr(version)}, this package knows "
             f"{SCHEMA_VERSION}; repeat the run, or update the package if that wrote it."
         )
-    for name, kind in FIELDS.items():
-        if name not in content:
-            raise ValueError(f"{path} lacks the field '{name}'; repeat the run.")
-        if not kind.holds(content[name]):
-            raise ValueError(
-                f"{path} has {reprlib.repr(content[name])} as its {name}, which must be "
-                f"{kind.says}; repeat the run."
-            )
-    result = Result(**{field.name: content[field.name] for field in fields(Result)})
+    check_fields(content, FIELDS, path, "repeat the run")
+    known = [field.name for field in fields(Result)]
+    if unknown := [*(content.keys() - {*known})]:
+        raise ValueError(f"{path} has the unknown field {unknown[0]!r}; repeat the run.")
+    said = content.get("checksum")  # None in results of 0.1
+    if said is not None and said != checksum(content):
+        raise ValueError(
+            f"{path} is damaged or was changed by hand: its checksum does not match; restore it, "
+            "or delete it and repeat the run."
+        )
+    result = Result(**{name: content[name] for name in known if name in content})
+    _check_figures(result, path)
+    return result
+
+
+def _check_figures(result: Result, path: str | os.PathLike[str]) -> None:
+    """ACC and BWT are those of the accuracy matrix."""
+    matrix = result.accuracy_matrix
     try:
-        as_matrix(result.accuracy_matrix)
         # What is read off the matrix must be there wherever the run says that it is defined.
+        own: dict[str, float | None] = {"acc": metrics.acc(matrix)}
         _ = result.mean_diagonal, result.forgetting, result.fwt
+        if result.mean_diagonal is not None:  # tasks that are learnt at once have no BWT
+            own["bwt"] = metrics.bwt(matrix)
     except ValueError as error:
         raise ValueError(
             f"{path} holds no usable accuracies ({str(error).rstrip('.')}); repeat the run."
         ) from None
-    return result
-
-
-class Kind(NamedTuple):
-    """What a field must be, as a test and in words."""
-
-    holds: Callable[[Any], bool]
-    says: str
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (float, int) and -LARGEST < value < LARGEST
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    for name, value in own.items():
+        said: float | None = getattr(result, name)
+        if said is None or value is None:
+            alike = said is value
+        else:
+            alike = math.isclose(said, value, abs_tol=ROUNDING)
+        if not alike:
+            raise ValueError(
+                f"{path} contradicts itself: its {name} is {said}, that of its accuracy matrix is "
+                f"{value}; restore it, or delete it and repeat the run."
+            )
 
 
 def _within(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: _number(value) and low <= value <= high
+    return lambda value: is_number(value) and low <= value <= high
 
 
-def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or holds(value)
-
-
-def _list_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(holds, value))
-
-
-def _dict_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
-
-
-_TEXT = Kind(_text, "a text")
-_BYTES = Kind(_whole, "a number of bytes")
-_SETTINGS = Kind(_dict_of(lambda value: True), "settings by name")
+_TEXT = Kind(is_text, "a text")
+_BYTES = Kind(is_whole, "a number of bytes")
 
 FIELDS = {
     "command": _TEXT,
     "benchmark": _TEXT,
     "method": _TEXT,
     "preset": _TEXT,
-    "seed": Kind(_whole, "a whole number from 0 on"),
-    "config": _SETTINGS,
-    "versions": Kind(_dict_of(_text), "texts by name"),
+    "seed": Kind(is_whole, "a whole number from 0 on"),
+    "config": SETTINGS,
+    "versions": Kind(dict_of(is_text), "texts by name"),
     "device": _TEXT,
-    "accuracy_matrix": Kind(_list_of(_list_of(_or_none(_number))), "rows of numbers or null"),
+    "accuracy_matrix": Kind(list_of(list_of(or_none(is_number))), "rows of numbers or null"),
     "acc": Kind(_within(0, 1), "a fraction in [0, 1]"),
-    "bwt": Kind(_or_none(_within(-1, 1)), "a difference in [-1, 1] or null"),
-    "curves": Kind(_list_of(_dict_of(_list_of(_number))), "lists of numbers by task and name"),
-    "selected": Kind(_list_of(_dict_of(_list_of(_whole))), "lists of tasks by task and layer"),
-    "ranks": Kind(_dict_of(_list_of(_whole)), "lists of whole numbers by layer"),
-    "seconds": Kind(_list_of(_dict_of(_number)), "numbers by task and phase"),
+    "bwt": Kind(or_none(_within(-1, 1)), "a difference in [-1, 1] or null"),
+    "curves": Kind(list_of(dict_of(list_of(is_number))), "lists of numbers by task and name"),
+    "selected": Kind(list_of(dict_of(list_of(is_whole))), "lists of tasks by task and layer"),
+    "ranks": Kind(dict_of(list_of(is_whole)), "lists of whole numbers by layer"),
+    "seconds": Kind(list_of(dict_of(is_number)), "numbers by task and phase"),
     "peak_memory_bytes": _BYTES,
     "state_bytes": _BYTES,
-    "network_bytes": Kind(lambda value: _whole(value) and value > 0, "a number of bytes above 0"),
-    "form": Kind(_or_none(_text), "a text or null"),
-    "changed": _SETTINGS,
-    "untrained": Kind(_or_none(_list_of(_within(0, 1))), "fractions in [0, 1] or null"),
-    "figures": Kind(_dict_of(_number), "numbers by name"),
+    "network_bytes": Kind(lambda value: is_whole(value) and value > 0, "a number of bytes above 0"),
+    "form": Kind(or_none(is_text), "a text or null"),
+    "changed": SETTINGS,
+    "untrained": Kind(or_none(list_of(_within(0, 1))), "fractions in [0, 1] or null"),
+    "figures": Kind(dict_of(is_number), "numbers by name"),
     "digest": _TEXT,
 }

@@ -100,6 +100,8 @@ def details(result: Result) -> RenderableType:
                 "memory held": _held([result]),
                 "peak memory": size(result.peak_memory_bytes),
                 "digest": result.digest or NONE,
+                "checksum": result.checksum
+                or "none, as trgp 0.1 wrote it; damage may go unnoticed",
             }
         ),
         made,

@@ -59,6 +59,8 @@ class Result:
     """What else the method reports, by name."""
     digest: str = ""
     """Of all final weights and of the method's state: equal digests, equal bits."""
+    checksum: str | None = field(default=None, compare=False)
+    """Of the file that held it; None of a result of trgp 0.1, whose files have none."""
 
     @property
     def mean_diagonal(self) -> float | None:

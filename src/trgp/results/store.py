@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ..files import write_text
-from .check import checked
+from ..files import no_number, open_regular, write_text
+from .check import checked, checksum
 from .result import Result, Results
 
 RESULT = "result.json"
+LARGEST = 1 << 26  # bytes, of a result.json
 Defaults = Callable[[str, str], Mapping[str, Any]]
 """By benchmark and method the settings that need not be given, and their values."""
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,58}[a-z0-9])?")
@@ -51,24 +52,25 @@ def run_folder(
 def write_result(folder: str | os.PathLike[str], result: Result) -> Result:
     """Write `result.json` and give the result back as it will be read, tuples as lists."""
     path = Path(folder) / RESULT
-    content = {field.name: getattr(result, field.name) for field in fields(result)}
+    held = {field.name: getattr(result, field.name) for field in fields(result)}
     try:
-        text = json.dumps(content, indent=1, allow_nan=False, default=_plain)
+        content = json.loads(json.dumps(held, allow_nan=False, default=_plain))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} cannot hold the result ({error}); give finite numbers, texts, lists and "
             "dictionaries."
         ) from None
-    stored = checked(json.loads(text), path)
-    write_text(path, text + "\n")
+    content["checksum"] = checksum(content)
+    stored = checked(content, path)
+    write_text(path, json.dumps(content, indent=1) + "\n")
     return stored
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
     """The result in a file, or a sentence about the first thing wrong with it."""
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        with open_regular(path) as file:
+            content = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}; give that of a finished run.") from None
     except (OSError, ValueError) as error:
@@ -76,13 +78,35 @@ def read_result(path: str | os.PathLike[str]) -> Result:
         raise ValueError(
             f"{path} cannot be read: {reason}; give a {RESULT} that you may read."
         ) from None
+    if len(content) > LARGEST:
+        raise ValueError(
+            f"{path} has more than {LARGEST >> 20} MiB, which no result has; delete it and repeat "
+            "the run."
+        )
     try:
-        parsed = json.loads(content, parse_constant=_refuse)
+        parsed = json.loads(content, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is no JSON or was cut short ({error}); delete it and repeat the run."
         ) from None
-    return checked(parsed, path)
+    result = checked(parsed, path)
+    _check_place(result, path)
+    return result
+
+
+def _check_place(result: Result, path: str | os.PathLike[str]) -> None:
+    """Refuse a result in the folder of another run; other places than `run_folder` says nothing."""
+    *_, benchmark, method, _, seed, _ = ["", "", "", "", *os.path.abspath(path).split(os.sep)]
+    if not _SEED.fullmatch(seed):
+        return
+    own = _name(result.benchmark), _name(result.method)
+    elsewhere = benchmark != own[0] and method != own[1]
+    right = (benchmark, method) if elsewhere else own
+    if (benchmark, method, seed) != (*right, f"seed-{result.seed}"):
+        raise ValueError(
+            f"{path} contradicts its folder: it is of {result.method} on {result.benchmark}, seed "
+            f"{result.seed}; move it to where that belongs, or delete it and repeat the run."
+        )
 
 
 def read(path: str | os.PathLike[str], defaults: Defaults) -> Results:
@@ -213,19 +237,16 @@ def _together(
     runs: Iterable[tuple[str, Result]], problems: list[str], defaults: Defaults
 ) -> Results | None:
     """The seeds of one configuration in order, without those that no mean with the others has."""
-    kept: dict[int, tuple[str, Result]] = {}
+    kept: list[tuple[str, Result]] = []
     for path, run in sorted(runs, key=lambda pair: pair[1].seed):
-        first_path, first = next(iter(kept.values()), (path, run))
-        if run.seed in kept:
-            other = kept[run.seed][0]
-            problems.append(f"{path} is of the same seed as {other}; move one of them elsewhere.")
-        elif not alike(run, first, defaults):
+        first_path, first = next(iter(kept), (path, run))
+        if alike(run, first, defaults):
+            kept.append((path, run))
+        else:
             problems.append(
                 f"{path} is of another configuration than {first_path}; move one of them elsewhere."
             )
-        else:
-            kept[run.seed] = (path, run)
-    return Results(tuple(run for _, run in kept.values())) if kept else None
+    return Results(tuple(run for _, run in kept)) if kept else None
 
 
 def _folders(folder: str | os.PathLike[str], problems: list[str]) -> list[str]:
@@ -261,7 +282,3 @@ def _plain(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r} is a {type(value).__name__}")
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")

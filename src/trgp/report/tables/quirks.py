@@ -5,10 +5,10 @@ from functools import cache
 from typing import Any
 
 from ...engine.config import configure
+from ...engine.sweeps.lists import SPEED
 from ...results.layout import shown
 from ...results.render import SAME_FIGURES
 from ...results.result import Result, Results
-from ...sweeps.lists import SPEED
 from .. import cells
 from ..groups import by_benchmark
 from ..model import Cell, Row, Table

@@ -1,9 +1,11 @@
 """CIFAR-100 superclasses: accuracy beside what has to be kept for it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ...benchmarks import PAPER
 from ...methods import METHODS
+from ...methods.capacity import PUBLISHED, WHOLE
 from ...results.render import paper_of
 from ...results.result import Result, Results
 from .. import cells
@@ -30,12 +32,11 @@ COLUMNS = (
 )
 NOTE = (
     "Capacity is counted as in the paper: how large the networks are in the end, in per cent of "
-    "one. That is a network a task for single, and one that does not grow for all others here. "
+    "one. That is a network a task for single, all that a growing method keeps and that is not 0, "
+    "with the newest task's head alone, and one network that does not grow for all others here. "
     "Bases, scaling matrices, stored samples and masks are not in it. They are in what is kept in "
     "all: everything that old tasks are evaluated with or protected by."
 )
-
-NO_METHOD = Cell("not run", note="this package has no such method")
 
 
 def superclass(found: Sequence[Results]) -> Table:
@@ -56,16 +57,21 @@ def superclass(found: Sequence[Results]) -> Table:
 
 
 def kept_bytes(run: Result) -> int:
-    """The network and what is held beside it; of single that alone, since it has the last network.
+    """The network and what is held beside it; where that holds the network too, that alone."""
+    method = METHODS.get(run.method)
+    within = method is not None and method.about.holds_network
+    return run.state_bytes if within else run.network_bytes + run.state_bytes
 
-    The network in hand is then one of those held.
-    """
-    return run.state_bytes if run.method == "single" else run.network_bytes + run.state_bytes
 
-
-def _capacity(run: Result) -> Cell:
+def _capacity(results: Results) -> Cell:
+    run = results[0]
     if run.method not in METHODS:
         return cells.EMPTY
+    if all(PUBLISHED in each.figures for each in results):
+        counted = cells.mean(results, lambda each: each.figures[PUBLISHED])
+        whole = cells.mean(results, lambda each: each.figures[WHOLE])
+        cell = cells.number(counted, f"{counted:.0f}")
+        return replace(cell, note=f"{whole:.0f} with every task's head")
     networks = len(run.accuracy_matrix) if run.method == "single" else 1
     return cells.number(100.0 * networks, str(100 * networks))
 
@@ -82,7 +88,7 @@ def _row(results: Results, verdict: Verdict) -> Row:
         own(cells.share(results.acc, verdict.mark, verdict.note)),
         paper,
         gap,
-        own(_capacity(run)),
+        own(_capacity(results)),
         _papers_capacity(run.method),
         own(cells.number(kept, f"{kept:.0f}")),
         own(cells.held(cells.mean(results, lambda run: run.state_bytes))),
@@ -99,12 +105,11 @@ def _papers_capacity(method: str) -> Cell:
 def _not_run(found: Sequence[Results]) -> Iterator[Row]:
     for method, paper in PAPER[NAME].items():
         if not was_run(found, NAME, method):
-            here = cells.not_run(NAME, method) if method in METHODS else NO_METHOD
             made = (
                 cells.text(method),
                 cells.text("paper"),
                 cells.EMPTY,
-                here,
+                cells.not_run(NAME, method),
                 cells.percent(paper.acc, paper.std),
                 cells.EMPTY,
                 cells.EMPTY,
