@@ -206,7 +206,8 @@ class GPM:
                 state.begin_change(None)
                 given_up = replace(state.known, open=None, undo=None)
                 if given_up.active is not None:
-                    model_checks.finite(state.plan.layers)
+                    with state.spread.together(self._device):
+                        model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
                 state.known = given_up

@@ -22,7 +22,7 @@ from ..types import Norm, TaskId, matches
 from . import model_checks
 from .layer_gradients import LossFn
 from .model_snapshot import Snapshot
-from .sharding import refuse_other_ways, reset, spread_of
+from .sharding import refuse_other_ways, reshard, spread_of
 from .update_guard import GuardedTask, UpdateGuard, refuse_open
 
 
@@ -84,7 +84,7 @@ class LearnerState:
         self.model = model
         self.bare = bare(model)
         self.exclude, self.per_task, self.norm = exclude, per_task, norm
-        reset(self.bare)
+        reshard(self.bare)
         refuse_other_ways(self.bare)
         self.plan: Plan = make_plan(self.bare, exclude, per_task, norm)
         if not self.plan.layers:

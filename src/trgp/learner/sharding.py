@@ -7,7 +7,7 @@ rows, M is the same on all ranks, and a sum over rows is a sum over ranks as wel
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -89,12 +89,12 @@ class Rows(Whole):
 
     def __init__(self, model: nn.Module) -> None:
         """Find the modules that `fully_shard` was applied to."""
-        self.modules = _sharded_modules(model)
+        self._modules = _sharded_modules(model)
         self.sum_rows = ranks.summed
 
     def reshard(self) -> None:
         """Put parameters that a pass has joined back into rows."""
-        for module in self.modules:
+        for module in self._modules:
             module.reshard()
 
     def agreed(self, device: torch.device) -> AbstractContextManager[None]:
@@ -142,7 +142,7 @@ class Rows(Whole):
             # A NaN is found in the gradient: raised here, it would leave the other ranks waiting.
             check_input(layer, x)
 
-        for module in self.modules:
+        for module in self._modules:
             module.set_requires_gradient_sync(True)
         for p in model.parameters():
             p.grad = None
@@ -256,15 +256,20 @@ def _divided(C: Tensor, least: float) -> Tensor:
 # ---- models -------------------------------------------------------------------------------------
 
 
+def reshard(model: nn.Module) -> None:
+    """Put the parameters that a pass has joined back into rows."""
+    for module in _sharded_modules(model):
+        module.reshard()
+
+
 def reset(model: nn.Module) -> None:
-    """Put all parameters back into rows after a pass, also one that failed half-way."""
+    """Let a model forget a pass that failed half-way, which it would otherwise go on with."""
     modules = _sharded_modules(model)
     inner = {m for module in modules for m in module.modules() if m is not module}
     for module in modules:
         if module not in inner and hasattr(module, "reset_iter_state"):  # since torch 2.13
-            module.reset_iter_state()
-    for module in modules:
-        module.reshard()
+            with suppress(AttributeError):  # of a model that was never called
+                module.reset_iter_state()
 
 
 def refuse_other_ways(model: nn.Module) -> None:
