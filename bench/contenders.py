@@ -153,7 +153,7 @@ class DropInGPM(PlainSGD):
 
     def make_optimizer(self, batch: Batch) -> torch.optim.Optimizer:
         exclude = ["head"] if "head" in dict(self.net.named_children()) else []
-        learner = self.make_learner(exclude)
+        self.learner = learner = self.make_learner(exclude)  # it guards as long as it is there
         # The memory of two tasks that were never learnt: its size is what matters here.
         memory = {
             name: Memory(

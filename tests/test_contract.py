@@ -14,7 +14,7 @@ import trgp
 SRC = Path(trgp.__file__).parent
 # The modules and folders of src/trgp by room; `trgp` itself is what users import.
 ROOMS = {
-    "shared": "draws files gates lookup options pixels tree types",
+    "shared": "draws files gates lookup matrix_figures options pixels tree types",
     "core": "core",
     "learner": "learner",
     "methods": "methods",

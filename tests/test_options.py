@@ -1,14 +1,19 @@
 """Options as a number, per layer, or as a schedule over layers and tasks."""
 
+import copy
+import logging
 import re
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers import classification, cross_entropy, learn, mlp
+from helpers import assert_close, classification, cross_entropy, learn, mlp
 from hypothesis import given
 from hypothesis import strategies as st
+from support import inside
 from torch import nn
 
 from trgp import GPM, TRGP
@@ -158,6 +163,50 @@ def test_top_k_limits_the_trust_region_to_its_strongest() -> None:
         assert [len(chosen[k][layer]) for k in (1, 2, 3)] == [1, 2, 3]
         assert chosen[3][layer][:2] == chosen[2][layer]
         assert chosen[2][layer][:1] == chosen[1][layer]
+
+
+@pytest.mark.parametrize(
+    ("max_rank", "expected"),
+    [
+        (3, (3, 3)),
+        (np.int64(3), (3, 3)),
+        (0.5, (5, 5)),
+        (np.float32(0.5), (5, 5)),
+        (1e-6, (1, 1)),
+        ({"0": 2, "*": 0.5}, (2, 5)),
+        ({"0": None, "2": 1}, (11, 1)),
+        ({"2": 1}, (11, 1)),
+    ],
+)
+def test_a_memory_grows_to_its_limit_and_no_further(
+    max_rank: Any, expected: tuple[int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the strongest directions; what is left out is told. Both layers have eleven inputs."""
+    torch.manual_seed(0)
+    model = mlp(10, 10, 4)
+    free = GPM(copy.deepcopy(model), threshold=1.0)
+    learner = GPM(model, threshold=1.0, max_rank=max_rank)
+    batches = [[classification(task, 10, samples=30)] for task in range(2)]
+    with caplog.at_level(logging.WARNING, logger="trgp"):
+        learn(learner, 0, batches[0], steps=0)
+    learn(free, 0, batches[0], steps=0)
+    assert tuple(rank for rank, _ in learner.ranks.values()) == expected
+    for name, (rank, _) in learner.ranks.items():
+        limited = inside.bases(learner)[name].M
+        assert_close(limited, inside.bases(free)[name].M[:, :, :rank], 1e-5)
+        left = free.ranks[name][0] - rank
+        told = f"max_rank leaves {left} directions of layer '{name}' out of task 0's memory"
+        assert (told in caplog.text) == bool(left)
+    learn(learner, 1, batches[1])
+    assert tuple(rank for rank, _ in learner.ranks.values()) == expected
+    learner.save(tmp_path / "a")
+    assert GPM.load(tmp_path / "a", mlp(10, 10, 4)).max_rank == max_rank
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, True, "3", float("nan"), {"*": 0}])
+def test_a_limit_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1, a share"):
+        GPM(mlp(4, 3), max_rank=value)
 
 
 @pytest.mark.parametrize("name", ["memory_samples", "top_k", "selection_samples"])

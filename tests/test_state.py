@@ -168,6 +168,9 @@ def test_every_option_comes_back(scope: Any, tmp_path: Path) -> None:
         "exclude": ["head"],
         "per_task": ["scale"],
         "norm": "shared",
+        "max_rank": {"fc": 4, "*": 0.5},
+        "scale_rate": 0.25,
+        "form": "range",
     }
     TRGP(Net(), **options).save(tmp_path / "a")
     loaded = TRGP.load(tmp_path / "a", Net())

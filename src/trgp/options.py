@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
-from .types import TaskId, matches
+from .types import Norm, TaskId, matches
 
 Option = float | Mapping[str, float] | Callable[[str, TaskId], float]
-RankOption = float | Mapping[str, float] | None
+RankOption = float | Mapping[str, float | None] | None
 
 
 def check_option(name: str, option: Option, *, zero: bool) -> Option:
@@ -42,15 +42,23 @@ def _value(name: str, value: object, *, zero: bool) -> float:
 
 def check_rank(option: RankOption) -> RankOption:
     """Check most directions of a layer: a whole number, a share in (0, 1], or these by pattern."""
-    for value in option.values() if isinstance(option, Mapping) else [option]:
-        whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
-        share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < value <= 1
-        if value is not None and not whole and not share:
-            raise ValueError(
-                "max_rank must be a whole number of at least 1, a share in (0, 1], a mapping from "
-                f"patterns to either, or None, not {value!r}."
-            )
-    return dict(option) if isinstance(option, Mapping) else option
+    if isinstance(option, Mapping):
+        return {pattern: _rank(value) for pattern, value in option.items()}
+    return _rank(option)
+
+
+def _rank(value: float | None) -> float | None:
+    """Return a plain int or float, which a file can hold whatever library it came from."""
+    if value is None:
+        return None
+    if isinstance(value, Integral) and not isinstance(value, bool) and value >= 1:
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, Integral) and 0 < value <= 1:
+        return float(value)
+    raise ValueError(
+        "max_rank must be a whole number of at least 1, a share in (0, 1], a mapping from "
+        f"patterns to either, or None, not {value!r}."
+    )
 
 
 def rank_of(option: RankOption, layer: str, inputs: int) -> int | None:
@@ -76,6 +84,13 @@ def check_number(name: str, value: float, *, above: float) -> float:
     if not number or not above < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number above {above:g}, not {value!r}.")
     return float(value)
+
+
+def check_norm(norm: Norm) -> Norm:
+    """One of the three things that can become of norm layers."""
+    if norm not in ("freeze", "per_task", "shared"):
+        raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
+    return norm
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:

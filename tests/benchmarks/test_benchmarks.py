@@ -11,8 +11,7 @@ import torch
 from small_sets import SMALL, write_small
 from torch import Tensor
 
-from trgp import data
-from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, entry, load
+from trgp.benchmarks import NAMES, PAPER, Benchmark, Task, data, entry, load
 from trgp.benchmarks.cifar100_superclass import ORDERS, scramble
 from trgp.benchmarks.common import Request, shuffled
 from trgp.benchmarks.data import NORMALISATION, ImageSet, Tensors

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from trgp import kernels
 from trgp.benchmarks.models.parts import norm_relu
+from trgp.fast import kernels
 from trgp.fast.kernels import own_kernels
 from trgp.fast.kernels.mode import OwnKernels
 

@@ -93,6 +93,11 @@ def forbidden(learner: GPM, name: str, change: Tensor) -> Tensor:
     return D - reached(D, region)
 
 
+def settle(learner: GPM) -> None:
+    """Adopt weights that were written, as every step and call does first."""
+    learner._state.guard.settle()
+
+
 def bases_of_run(end: End) -> dict[str, Bases]:
     """The same as `bases`, as a run of the suite ended a task; GPM there keeps no task's own."""
     found = {}

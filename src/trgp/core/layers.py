@@ -118,25 +118,42 @@ class Layer:
         return torch.cat([columns, *ones], dim=2)
 
 
-def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
-    """Where a module applies weights to inputs, as (layer name, site)."""
-    kind = type(module)
+@dataclass(frozen=True)
+class Refusal:
+    """Why a part of a model cannot be learnt with, and what helps."""
+
+    kind: type[Exception]
+    why: str
+    fix: str
+
+    def error(self) -> Exception:
+        """Return the refusal as an exception of its kind."""
+        return self.kind(f"{self.why}; {self.fix}.")
+
+
+def refusal_of(name: str, module: nn.Module) -> Refusal | None:
+    """Why a module that has weights to protect cannot be protected; None where nothing is wrong."""
     known = isinstance(module, PROTECTABLE)
     advice = f"add '{name}' to exclude=[...] or per_task=[...]"
     if isinstance(module, UNPROTECTABLE) or (known and not _as_built(module)):
-        raise TypeError(
-            f"Layer '{name}' is a {kind.__name__}, a kind that cannot be protected; {advice}."
-        )
-    if not known:
-        return
-    if any(_computed(part) for part in (module, *module.children())):
-        raise TypeError(
+        why = f"Layer '{name}' is a {type(module).__name__}, a kind that cannot be protected"
+        return Refusal(TypeError, why, advice)
+    if known and any(_computed(part) for part in (module, *module.children())):
+        why = (
             f"Layer '{name}' computes its weight from other parameters (weight norm, pruning, "
-            f"another parametrization), which cannot be protected; remove that or {advice}."
+            "another parametrization), which cannot be protected"
         )
-    if any(p.is_complex() for p in module.parameters()):
-        raise TypeError(f"Layer '{name}' has complex weights, which cannot be protected; {advice}.")
+        return Refusal(TypeError, why, f"remove that or {advice}")
+    if known and any(p.is_complex() for p in module.parameters()):
+        why = f"Layer '{name}' has complex weights, which cannot be protected"
+        return Refusal(TypeError, why, advice)
+    return None
 
+
+def sites_of(name: str, module: nn.Module) -> Iterator[tuple[str, Site]]:
+    """Where a module that is not refused applies weights to inputs, as (layer name, site)."""
+    if not isinstance(module, PROTECTABLE):
+        return
     if isinstance(module, nn.MultiheadAttention):
         yield from _attention_sites(name, module)
     else:

@@ -1,16 +1,16 @@
 """What becomes of every trainable part of a model: protected, frozen, per task, or left alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ..types import Norm, matches
-from .layers import PROTECTABLE, Layer, Site, Slot, join, sites_of
+from .layers import PROTECTABLE, Layer, Refusal, Site, Slot, join, refusal_of, sites_of
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -23,6 +23,7 @@ class Plan:
     norms: dict[str, nn.Module]
     others: dict[str, Slot]  # trainable, but no layer of a kind that can be protected
     per_task: dict[str, Slot]  # parameters and buffers copied for every task
+    refused: dict[str, Refusal] = field(default_factory=dict)  # by module or parameter
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -43,16 +44,20 @@ def unmatched(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 def make_plan(
     model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
 ) -> Plan:
-    """Sort every trainable part of the model into protected, normalising, per-task and other."""
+    """Sort the parts of the model, and refuse the first that no learner could be made with."""
+    plan = sorted_parts(model, exclude, per_task, norm)
+    for refusal in plan.refused.values():
+        raise refusal.error()
+    return plan
+
+
+def sorted_parts(
+    model: nn.Module, exclude: Sequence[str], per_task: Sequence[str], norm: Norm
+) -> Plan:
+    """Sort every trainable part into protected, normalising, per-task, other and refused."""
     aliases = names_of(model)
     modules = {names[0]: module for module, names in aliases.items()}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-            raise TypeError(
-                f"'{name}' has no shape yet; run one batch through the model before making the "
-                "learner."
-            )
-    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm))
+    plan = Plan({}, {}, {}, per_task_tensors(model, exclude, per_task, norm), _shapeless(modules))
     owners: dict[nn.Parameter, list[tuple[str, Slot]]] = {}
     sites: dict[nn.Parameter, list[tuple[str, Site]]] = {}
     within_attention = {
@@ -67,7 +72,11 @@ def make_plan(
             continue
         if isinstance(module, NORMS):
             plan.norms[name] = module
-        elif name not in within_attention and _trainable(module):
+        elif name not in {*within_attention, *plan.refused} and _trainable(module):
+            refusal = refusal_of(name, module)
+            if refusal is not None:
+                plan.refused[name] = refusal
+                continue
             for layer_name, site in sites_of(name, module):
                 sites.setdefault(site.weight.param, []).append((layer_name, site))
 
@@ -78,28 +87,47 @@ def make_plan(
             for name, slot in places
         ]
         if any(left) and not all(left) and param.requires_grad:
-            raise ValueError(
-                f"{' and '.join(repr(name) for name, _ in places)} are one parameter, but exclude "
-                "or per_task names only a part of them; name all of them or none."
-            )
-        if (
+            plan.refused[places[0][0]] = _named_in_part(places)
+        elif (
             param.requires_grad
             and not any(left)
             and not any(slot.module in norm_modules for _, slot in places)
         ):
             plan.others[places[0][0]] = places[0][1]
-
-    for weight, uses in sites.items():
-        name = owners[weight][0][0]
-        # A weight also used in some other way (an embedding tied to it) is frozen, not projected.
-        if name in plan.others and len(uses) == len(owners[weight]):
-            layer = _layer(uses, owners, plan.others)
-            plan.layers[layer.name] = layer
-            for slot in (layer.weight, *layer.biases):
-                del plan.others[owners[slot.param][0][0]]
+    _protect(plan, sites, owners)
     if norm != "freeze":
         plan.norms = {}
     return plan
+
+
+def _protect(
+    plan: Plan,
+    sites: Mapping[nn.Parameter, list[tuple[str, Site]]],
+    owners: Mapping[nn.Parameter, list[tuple[str, Slot]]],
+) -> None:
+    """Make layers of the weights that nothing but their sites uses; the others keep the rest."""
+    for weight, uses in sites.items():
+        name = owners[weight][0][0]
+        # A weight also used in some other way (an embedding tied to it) is frozen, not projected.
+        if name not in plan.others or len(uses) < len(owners[weight]):
+            continue
+        layer_name, first = uses[0]
+        here = [site for _, site in uses]
+        groups = {getattr(site.module, "groups", 1) for site in here}
+        if len(groups) > 1:
+            plan.refused[layer_name] = Refusal(
+                TypeError,
+                f"Layer '{layer_name}' shares its weight with layers of another number of groups, "
+                "which cannot be protected together",
+                f"add {' and '.join(repr(n) for n, _ in uses)} to exclude=[...] or per_task=[...]",
+            )
+            continue
+        layer = Layer(
+            layer_name, first.weight, _biases(here, owners, plan.others), groups.pop(), here
+        )
+        plan.layers[layer_name] = layer
+        for slot in (layer.weight, *layer.biases):
+            del plan.others[owners[slot.param][0][0]]
 
 
 def per_task_tensors(
@@ -128,19 +156,33 @@ def _matched(names: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
     return any(matches(join(name, key), patterns) for name in names)
 
 
-def _layer(
-    uses: list[tuple[str, Site]],
+def _shapeless(modules: Mapping[str, nn.Module]) -> dict[str, Refusal]:
+    """Refuse modules that get their shape from a first batch."""
+    refused = {}
+    for name, module in modules.items():
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key in [key for key, tensor in tensors if is_lazy(tensor)][:1]:
+            why = f"'{join(name, key)}' has no shape yet"
+            fix = "run one batch through the model before making the learner"
+            refused[name] = Refusal(TypeError, why, fix)
+    return refused
+
+
+def _named_in_part(places: Sequence[tuple[str, Slot]]) -> Refusal:
+    return Refusal(
+        ValueError,
+        f"{' and '.join(repr(name) for name, _ in places)} are one parameter, but exclude or "
+        "per_task names only a part of them",
+        "name all of them or none",
+    )
+
+
+def _biases(
+    sites: Sequence[Site],
     owners: Mapping[nn.Parameter, list[tuple[str, Slot]]],
     free: Mapping[str, Slot],
-) -> Layer:
-    name, first = uses[0]
-    groups = {getattr(site.module, "groups", 1) for _, site in uses}
-    if len(groups) > 1:
-        raise TypeError(
-            f"Layer '{name}' shares its weight with layers of another number of groups, which "
-            f"cannot be protected together; add '{name}' to exclude=[...] or per_task=[...]."
-        )
-    sites = [site for _, site in uses]
+) -> list[Slot]:
+    """The biases that are added at these sites and nowhere else."""
     here = [site.bias for site in sites]
     biases: dict[nn.Parameter, Slot] = {}
     for bias in here:
@@ -149,7 +191,7 @@ def _layer(
             place, slot = owners[bias.param][0]
             if place in free:
                 biases[bias.param] = slot
-    return Layer(name, first.weight, list(biases.values()), groups.pop(), sites)
+    return list(biases.values())
 
 
 def _trainable(module: nn.Module) -> bool:

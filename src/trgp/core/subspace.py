@@ -6,6 +6,7 @@ their squared singular values are the eigenvectors of (I - MM') A (I - MM'). Whe
 these come from the smaller R' (I - MM') R.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,26 +44,42 @@ def extend(
     direction counts before any new one (GPM). Energies below n * eps * lambda_max count as zero.
     Of the new ones at most as many are taken as leave M with `most` columns, the strongest.
     """
-    A = gram.A
-    M64 = M.to(A.dtype)
-    n, m = M.shape[1:]
-    energy = A.diagonal(dim1=1, dim2=2).sum(1)
-    AM = A @ M64
-    old = (M64 * AM).sum(1)
-    R = gram.inputs
-    values, vectors = _outside(A, AM, M64) if R is None else _outside_few(R, M64)
-    zero = n * gram.eps * torch.maximum(_largest_eigenvalue(A), values[:, 0])
-    free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
-    new = values.where(free & (values > zero[:, None]), 0.0)
-
-    held = torch.cat([old.where(old > zero[:, None], 0.0), new], dim=1)
+    M64 = M.to(gram.A.dtype)
+    m = M.shape[2]
+    held, vectors, energy = _energies(M64, ranks, gram)
     chosen = _shortest(held, threshold, energy, ahead=0 if pooled else m)
     left_out = 0
     if most is not None:  # new directions come by their energy: the first are the strongest
-        room = torch.arange(values.shape[1], device=A.device) < (most - ranks)[:, None]
+        room = torch.arange(held.shape[1] - m, device=held.device) < (most - ranks)[:, None]
         left_out = int((chosen[:, m:] & ~room).sum())
         chosen[:, m:] &= room
     return replace(_appended(M64, ranks, chosen, vectors).to(M.dtype), left_out=left_out)
+
+
+def first_ranks(gram: Gram, thresholds: Sequence[float]) -> list[Tensor]:
+    """How many directions of each group (g,) a first task with these inputs keeps, by threshold."""
+    A = gram.A
+    nothing = A.new_zeros(*A.shape[:2], 0)
+    held, _, energy = _energies(nothing, A.new_zeros(len(A), dtype=torch.long), gram)
+    return [_shortest(held, threshold, energy, ahead=0).sum(1) for threshold in thresholds]
+
+
+def _energies(M: Tensor, ranks: Tensor, gram: Gram) -> tuple[Tensor, Tensor, Tensor]:
+    """What each old direction and each one outside of them holds of A's energy (g, m + k).
+
+    Also the directions outside (g, n, k), and all of the energy (g,).
+    """
+    A = gram.A
+    n = A.shape[1]
+    energy = A.diagonal(dim1=1, dim2=2).sum(1)
+    AM = A @ M
+    old = (M * AM).sum(1)
+    R = gram.inputs
+    values, vectors = _outside(A, AM, M) if R is None else _outside_few(R, M)
+    zero = n * gram.eps * torch.maximum(_largest_eigenvalue(A), values[:, 0])
+    free = torch.arange(values.shape[1], device=A.device) < (n - ranks)[:, None]
+    new = values.where(free & (values > zero[:, None]), 0.0)
+    return torch.cat([old.where(old > zero[:, None], 0.0), new], dim=1), vectors, energy
 
 
 def _shortest(held: Tensor, threshold: float, energy: Tensor, ahead: int) -> Tensor:

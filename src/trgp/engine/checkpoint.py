@@ -112,7 +112,7 @@ class Checkpoints:
     def load(self, initial: Params) -> Position | None:
         """Where the run was interrupted, or None where it has not begun.
 
-        initial: the network's own parameters, like which those in the files must be.
+        initial: parameters of the network whose shapes those in the files must have.
         """
         if not self._task_file.exists():
             return None

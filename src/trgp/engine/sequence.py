@@ -87,7 +87,7 @@ class Sequencer:
     def learn(self) -> Turns:
         """Learn all; in the end `position` is where the run stands."""
         params = self.network.initial_params()
-        position = self._checkpoints.load(params)
+        position = self._checkpoints.load({} if self.method.resizes else params)
         self._observer(
             RunStarted(
                 self.config.benchmark,

@@ -6,20 +6,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import GramCapture, observing
+from ..core.capture import Gram
 from ..core.keep import Form
-from ..core.layers import Layer, local
+from ..core.layers import local
 from ..core.memory import in_memory_order, scalings_of
 from ..core.subspace import Extension, extend
 from ..options import (
     Option,
     RankOption,
     check_count,
+    check_norm,
     check_option,
     check_patterns,
     check_rank,
@@ -27,19 +28,22 @@ from ..options import (
     value_of,
 )
 from ..types import Norm, PathLike, TaskId, matches
-from . import learner_file, model_checks, notices, ranks
+from . import learner_file, model_checks, notices, ranks, sharding
 from .layer_gradients import LossFn, require_called
 from .layer_guard import LayerGuard
+from .layer_inputs import layer_inputs, passes
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
 from .loader_batches import first_samples
 from .model_snapshot import undisturbed
-from .sharding import whole
+from .progress import watched
 from .summary import summary
 from .update_guard import GuardedTask, refuse_optimizers, wrapped
 
+if TYPE_CHECKING:
+    from .evaluation import Metric, Scores
+
 AnyOptimizer = TypeVar("AnyOptimizer")
 
-GRAM_BYTES = 4 << 30  # of float64 matrices at once: more layers than fit take another pass
 KEYS = ("M", "ranks", "mask")  # of an extension
 
 log = logging.getLogger("trgp")
@@ -80,18 +84,15 @@ class GPM:
             norm: norm layers are frozen after the first task ("freeze"), copied for every task
                 ("per_task"), or left trainable and shared ("shared").
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        model_checks.module(model)
         self.threshold = check_option("threshold", threshold, zero=False)
         self.max_rank = check_rank(max_rank)
-        if norm not in ("freeze", "per_task", "shared"):
-            raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
         self.memory_samples = (
             None if memory_samples is None else check_count("memory_samples", memory_samples)
         )
         self.exclude = check_patterns("exclude", exclude)
         self.per_task = check_patterns("per_task", per_task)
-        self.norm: Norm = norm
+        self.norm = check_norm(norm)
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
         state = self._state
         notices.of_plan(state.bare, state.plan, [*self.exclude, *self.per_task])
@@ -187,6 +188,7 @@ class GPM:
                 learnt = self._learnt(opened, extensions)
                 if not state.known.tasks:
                     learnt = replace(learnt, frozen=state.freeze())
+                notices.of_full(state.known, learnt)
                 state.known = learnt
             except BaseException:
                 state.settle()
@@ -232,6 +234,35 @@ class GPM:
             state.require_active()
             with state.visit(task):
                 yield self.model
+
+    def evaluate(self, loaders: Mapping[TaskId, Iterable[Any]], metric: "Metric") -> "Scores":
+        """Score every learnt task with its own weights; call it after each end_task.
+
+        `metric(model, batch, task)` returns the mean score of a batch, its accuracy say; batches
+        weigh by their samples. The model is in eval mode, and afterwards as it was. The scores stay
+        with the learner, also in its file: those returned are of all tasks so far. Loaders of tasks
+        that are not learnt yet are not read.
+        """
+        from . import evaluation  # what only some loops need is no part of `import trgp`
+
+        state = self._state
+        with state.alone("evaluate"):
+            state.require_idle("evaluate")
+            evaluation.refuse_loaders(loaders, self.tasks)
+            scores = []
+            for task in self.tasks:
+                with self.task(task):
+                    scores.append(
+                        evaluation.mean_score(
+                            self._called, loaders[task], metric, task, self._device, state.spread
+                        )
+                    )
+            tasks = dict(state.known.tasks)
+            last = self.tasks[-1]
+            tasks[last] = replace(tasks[last], scores=scores)
+            state.known = replace(state.known, tasks=tasks)
+            rows = tuple(tuple(record.scores) for record in tasks.values())
+            return evaluation.Scores(tuple(tasks), rows)
 
     def detach(self, task: TaskId) -> nn.Module:
         """Leave the plain model, holding that task's weights for good; the learner ends here."""
@@ -292,8 +323,8 @@ class GPM:
         found = {}
         for name, change in record.changes.items():
             memory, weight = known.memory[name], state.plan.layers[name].weight.param
-            D = whole(change.coordinates(memory), weight, 1)
-            memory = replace(memory, C=whole(memory.C, weight, 1))
+            D = sharding.whole(change.coordinates(memory), weight, 1)
+            memory = replace(memory, C=sharding.whole(memory.C, weight, 1))
             found[name] = scalings_of(D, memory, change.trusted)
         return found
 
@@ -346,6 +377,7 @@ class GPM:
                 state.require_home("save")
                 state.meet()
                 state.require_active()
+            state.guard.settle()
             with state.spread.together(self._device):
                 learner_file.save(self, path, include_model=include_model)
 
@@ -374,6 +406,7 @@ class GPM:
         with state.alone("state_dict"):
             state.require_home("state_dict")
             state.meet()
+            state.guard.settle()
             meta, tensors = learner_file.describe(self)
             return {"meta": meta, "tensors": {k: t.detach().clone() for k, t in tensors.items()}}
 
@@ -412,8 +445,12 @@ class GPM:
         state = self._state
         state.require_idle("begin_task")
         if task in state.known.tasks:
-            raise ValueError(f"Task {task!r} has been learnt already; give the new one its own id.")
+            raise ValueError(
+                f"Task {task!r} has been learnt already; for more data of it begin a task with a "
+                "new id and the same head, and use that id from then on."
+            )
         state.meet()
+        self._take_resized()
         first = not state.known.tasks
         model_checks.trainable(state.bare, state.plan, self.exclude, self.norm, first=first)
         state.require_active()
@@ -421,6 +458,13 @@ class GPM:
             name: value_of("threshold", self.threshold, name, task, zero=False)
             for name in state.plan.layers
         }
+
+    def _take_resized(self) -> None:
+        """Take frozen parameters that were given another shape for what is frozen."""
+        state = self._state
+        resized = model_checks.resized(state.bare, state.known.frozen)
+        notices.of_resized(state.known.frozen, resized)
+        state.known = replace(state.known, frozen=state.known.frozen | resized)
 
     def _select(
         self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
@@ -462,33 +506,33 @@ class GPM:
                 torch.distributed.broadcast(buffer, 0)
         loss_fn = opened.loss_fn
         assert loss_fn is not None
+        whole = loader if self.memory_samples is None else None
         extensions: dict[str, Extension] = {}
         called: list[str] = []
-        for part in _parts(layers.values()):
-            capture = GramCapture(part)
-            samples = first_samples(loader, ranks.share_of(self.memory_samples))
+        for part in passes(layers.values()):
+            batches = first_samples(loader, ranks.share_of(self.memory_samples))
             with (
                 state.spread.agreed(device),
                 undisturbed(state.model, loader),
-                torch.no_grad(),
-                observing(part, capture),
+                watched(batches, "end_task: batches read", whole) as seen,
             ):
-                for batch in state.spread.in_step(samples, device):
-                    loss_fn(self._called, batch)
+                together = state.spread.in_step(seen, device)
+                capture = layer_inputs(self._called, part, together, loss_fn)
             for gram in capture.grams.values():
                 gram.reduce(ranks.summed, ranks.largest)
             capture.finite()
             called += [name for name, gram in capture.grams.items() if gram.columns]
-            made = ranks.tensors_from_first(partial(self._extended, opened, capture), device)
+            with watched(capture.grams.items(), "end_task: layers decomposed") as grams:
+                made = ranks.tensors_from_first(partial(self._extended, opened, grams), device)
             for name in capture.grams:
                 M, ranks_now, mask = (made[f"{key}/{name}"] for key in KEYS)
                 extensions[name] = Extension(M, ranks_now, mask)
         require_called(called)
         return extensions
 
-    def _extended(self, opened: OpenTask, capture: GramCapture) -> dict[str, Tensor]:
+    def _extended(self, opened: OpenTask, grams: Iterable[tuple[str, Gram]]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, gram in capture.grams.items():
+        for name, gram in grams:
             memory = self._state.known.memory[name]
             extension = extend(
                 memory.M,
@@ -529,18 +573,3 @@ class GPM:
         memory = {name: replace(each, C=C[name]) for name, each in memory.items()}
         tasks = known.tasks | {opened.task: record}
         return Known(memory, tasks, opened.task, None, known.frozen)
-
-
-def _parts(layers: Iterable[Layer]) -> list[list[Layer]]:
-    """Layers in parts whose Gram matrices lie in memory together."""
-    parts: list[list[Layer]] = []
-    held = GRAM_BYTES
-    for layer in layers:
-        groups, _, n = layer.shape
-        size = 8 * groups * n * n
-        if held + size > GRAM_BYTES:
-            parts.append([])
-            held = 0
-        parts[-1].append(layer)
-        held += size
-    return parts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..core.capture import check_finite_input, observing
+from ..core.capture import check_finite_input, check_input, observing
 from ..core.layers import Layer, Site
 from .loader_batches import samples_in, tensors_in
 
@@ -46,7 +46,7 @@ def layer_gradients(
             _called_by_alias(layers.values()) as alias,
             _outputs(model) as outputs,
         ):
-            loss = check_loss(loss_fn(model, batch))
+            loss = _check_loss(loss_fn(model, batch))
         require_called(called)
         if not trained:
             continue
@@ -65,6 +65,33 @@ def layer_gradients(
             # Batches may differ in size: the mean over all samples weighs each by its own.
             sums[name] += samples_in(batch) * layer.pack([gradients[p] for p in layer.params])
     return sums, sorted(used)
+
+
+def backward(
+    model: nn.Module, layers: Mapping[str, Layer], batches: Iterable[Any], loss_fn: LossFn
+) -> None:
+    """Leave dL/dW over all batches, up to a factor, in `.grad`, for models that need backward.
+
+    A layer used without its own call is refused here as well, but no NaN: that is in the gradient,
+    and an error on one rank alone would leave the others waiting.
+    """
+    called: set[str] = set()
+
+    def see(layer: Layer, site: Site, x: Tensor) -> None:
+        called.add(layer.name)
+        check_input(layer, x)
+
+    for p in model.parameters():
+        p.grad = None
+    for batch in batches:
+        with (
+            torch.enable_grad(),
+            observing(layers.values(), see),
+            _refusing_other_uses(model, layers.values()),
+        ):
+            loss = _check_loss(loss_fn(model, batch))
+        require_called(called)
+        (samples_in(batch) * loss).backward()
 
 
 def require_called(called: Collection[str]) -> None:
@@ -155,7 +182,7 @@ def _other_way(name: str) -> str:
 
 
 @contextmanager
-def refusing_other_uses(model: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
+def _refusing_other_uses(model: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
     """While the model runs, refuse a layer's weight in any operation outside the layer's own call.
 
     For parameters that no alias can stand in for, as those that a pass joins from several ranks.
@@ -213,8 +240,7 @@ class _Uses(TorchFunctionMode):
         return output
 
 
-def check_loss(loss: Any) -> Tensor:
-    """Refuse a loss that is no scalar, or has no gradient."""
+def _check_loss(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise TypeError(f"loss_fn(model, batch) must return a scalar tensor, not {found}.")

@@ -42,13 +42,19 @@ class LayerGuard:
             self.N = complement(memory.M, memory.ranks)
         self.steps = 0
         self._before: list[Tensor] | None = None
+        self._decayed: Tensor | None = None  # in a step whose optimizer decays apart from gradients
         self._shown: list[tuple[ReferenceType[Tensor], int, int]] = []
         self._written: list[tuple[int, int]] = []
         self.remember_writes()
 
+    def resume(self, steps: int, K: Tensor) -> None:
+        """Go on where a saved task was; the model's weights are looked at before the next step."""
+        self.steps, self.K = steps, K
+        self._written = []
+
     def __getstate__(self) -> dict[str, Any]:
         """Copy without what belongs to a step."""
-        return vars(self) | {"_before": None, "_shown": []}
+        return vars(self) | {"_before": None, "_decayed": None, "_shown": []}
 
     @property
     def params(self) -> list[nn.Parameter]:
@@ -75,10 +81,10 @@ class LayerGuard:
         else:
             T = self._inner(grads, self.region.M)
             X = shown(T, self.region, form, scale_rate).sub_(T)
-            if decay is not None and not decay.decoupled and self.region.blocks:
-                inside = self.K - self.region.C
-                taken = self._decayed(self.K, decay)
-                X += decay.rate * (inside * (scale_rate if form == "paper" else 1.0) - taken)
+            if decay is not None and not decay.decoupled:
+                factor = scale_rate - 1 if form == "paper" else 0.0
+                X += decay.rate * ((self.K - self.region.C) * factor - self._decaying(decay))
+                self._add_to_biases(grads[1:], decay, -decay.rate)
             self._add(grads, X, self.region.M, 1)
         # A gradient in rows counts writes to the whole apart from writes to its rows.
         self._shown = [(ref(g), g._version, local(g)._version) for g in given]
@@ -89,9 +95,10 @@ class LayerGuard:
             for g, (seen, whole, rows) in zip(grads, self._shown, strict=True)
         )
 
-    def remember(self) -> None:
+    def remember(self, decay: Decay | None = None) -> None:
         """Copy the weights before a step, where the update is measured from them."""
         self.steps += 1
+        self._decayed = self._decaying(decay) if decay is not None and decay.decoupled else None
         on_complement = self.N is not None and self.steps % REFRESH > 0
         # Half precision rounds what it stores: K would follow the rounding of whole weights.
         half = self.region.blocks and self.layer.weight.param.dtype != self.layer.dtype
@@ -115,19 +122,21 @@ class LayerGuard:
                 w.copy_(q)
             self._add(weights, free, self.N, 1)
         else:
+            if decay is not None and self._decayed is not None:
+                self._add_to_biases(weights[1:], decay, lr * decay.rate)
             D = self._inner(weights, M).sub_(K)
             if self.region.blocks:  # else K = C, and nothing may move
                 measured = D
                 if self._before is not None:
                     moved = [w - q for w, q in zip(weights, self._before, strict=True)]
                     measured = self._inner(moved, M)
-                if decay is not None and decay.decoupled:
-                    measured = measured + lr * decay.rate * self._decayed(self.region.C, decay)
+                if decay is not None and self._decayed is not None:
+                    measured = measured + lr * decay.rate * self._decayed
                 E = reached(measured, self.region)
                 D -= E
                 K += E
             self._add(weights, D, M, -1)
-        self._before = None
+        self._before = self._decayed = None
         self.remember_writes()
 
     def remember_writes(self) -> None:
@@ -184,15 +193,29 @@ class LayerGuard:
 
     # ---- products ---------------------------------------------------------------------------
 
-    def _decayed(self, K: Tensor, decay: Decay) -> Tensor:
-        """The coordinates of what decays, where biases do so at rates of their own."""
-        biases = self.layer.weights[1:]
-        kernel = self.region.M.shape[1] - len(biases)
-        for i, (bias, own) in enumerate(zip(biases, decay.biases, strict=True)):
+    def _decaying(self, decay: Decay) -> Tensor:
+        """The coordinates of what decays of the shared weight, biases at rates of their own."""
+        total = self.region.C
+        for i, (bias, own) in enumerate(zip(self.layer.weights[1:], decay.biases, strict=True)):
             if own != 1:
-                b = self.layer.by_group(bias).to(K)
-                K = K + (own - 1) * b * self.region.M[:, kernel + i : kernel + i + 1]
-        return K
+                shared = self.layer.by_group(bias).to(total) - self._shift(i)
+                total = total + (own - 1) * shared * self._bias_row(i)
+        return total
+
+    def _add_to_biases(self, tensors: Sequence[Tensor], decay: Decay, rate: float | Tensor) -> None:
+        """Let K - C decay in the biases as it does in the weight, not at their own rates."""
+        for i, (tensor, own) in enumerate(zip(tensors, decay.biases, strict=True)):
+            if own != 1:
+                tensor.add_(rate * (own - 1) * self._shift(i).reshape(tensor.shape))
+
+    def _shift(self, i: int) -> Tensor:
+        """(g, o, 1): how the task's bias differs from the shared one inside span(M)."""
+        return (self.K - self.region.C) @ self._bias_row(i).mT
+
+    def _bias_row(self, i: int) -> Tensor:
+        """(g, 1, m): the row of M that belongs to a bias."""
+        row = self.region.M.shape[1] - len(self.params) + 1 + i
+        return self.region.M[:, row : row + 1]
 
     def _inner(self, tensors: Sequence[Tensor], basis: Tensor) -> Tensor:
         """[weight | biases] times the basis (g, n, k), without joining them: (g, o, k)."""

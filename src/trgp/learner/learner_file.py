@@ -104,6 +104,7 @@ def describe(
         "frozen": list(known.frozen),
         "selected": [record.selected for record in known.tasks.values()],
         "used": [record.used for record in known.tasks.values()],
+        "scores": [record.scores for record in known.tasks.values()],
     }
     if known.open is not None:
         meta["open"], K = _describe_open(learner, known.open)
@@ -155,13 +156,14 @@ def fill(
         )
         for name in state.plan.layers
     }
-    used = meta.get("used", [[]] * len(meta["tasks"]))
+    used, scores = (meta.get(key, [[]] * len(meta["tasks"])) for key in ("used", "scores"))
     tasks = {
         task: TaskRecord(
             meta["selected"][i],
             _changes(i, meta["selected"][i], tensors, saved, state),
             _copies(learner, i, task, tensors, path),
             used[i],
+            scores[i],
         )
         for i, task in enumerate(meta["tasks"])
     }
@@ -230,10 +232,11 @@ def _open(learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tenso
     guarded.resumed = meta["resumed"]
     guarded.forms = dict(meta["forms"])
     for name, guard in guarded.layers.items():
-        guard.steps = meta["steps"][name]
+        K = guard.K
         if guard.region.blocks:
-            K = own_rows(tensors[f"open/K/{name}"], guard.layer.weight.param, 1)
-            guard.K = in_region_order(K.to(guard.K), guard.region)
+            rows = own_rows(tensors[f"open/K/{name}"], guard.layer.weight.param, 1)
+            K = in_region_order(rows.to(K), guard.region)
+        guard.resume(meta["steps"][name], K)
     prefix = "open/buffer/"
     buffers = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     return OpenTask(

@@ -41,6 +41,7 @@ class TaskRecord:
     changes: dict[str, Change]  # per layer with a trust region
     copies: dict[str, Tensor]  # per-task parameters and buffers, by name
     used: list[str] = field(default_factory=list)  # excluded parameters that it needs
+    scores: list[float] = field(default_factory=list)  # of all tasks until then, if evaluated
 
     @property
     def nbytes(self) -> int:
@@ -223,8 +224,8 @@ class LearnerState:
     @contextmanager
     def visit(self, task: TaskId) -> Iterator[None]:
         """Hold a task's weights; on exit every bit is back."""
-        before = [(t, t.detach().clone()) for t in self._weights()]
         self.guard.settle()
+        before = [(t, t.detach().clone()) for t in self._weights()]
         try:
             self.become(task)
             self.visits.append(before)

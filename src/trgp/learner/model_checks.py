@@ -29,6 +29,12 @@ def task_id(task: Any) -> TaskId:
     raise TypeError(f"A task's id must be an int or a string, not {type(task).__name__}.")
 
 
+def module(model: Any) -> None:
+    """Refuse a model that is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+
+
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
     """Protected and frozen layers must still be the ones the learner was made for."""
     modules = set(model.modules())
@@ -51,6 +57,12 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
                 "of the original shape back."
             )
+
+
+def resized(model: nn.Module, frozen: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters in the place of frozen ones, where they have another shape now."""
+    here = dict(model.named_parameters())
+    return {n: here[n] for n, p in frozen.items() if n in here and here[n].shape != p.shape}
 
 
 def trainable(

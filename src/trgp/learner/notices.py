@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..core.memory import Memory
 from ..core.plan import Plan, unmatched
-from .learner_state import LearnerState, OpenTask
+from .learner_state import Known, LearnerState, OpenTask
 
 log = logging.getLogger("trgp")
 
@@ -28,6 +29,40 @@ def of_plan(model: nn.Module, plan: Plan, patterns: Sequence[str]) -> None:
             100 * share,
             ", ".join(plan.others),
         )
+
+
+def of_resized(frozen: Mapping[str, nn.Parameter], resized: Mapping[str, nn.Parameter]) -> None:
+    """Tell of frozen parameters that were given another shape; from then on that is theirs."""
+    for name, param in resized.items():
+        log.warning(
+            "'%s' was frozen after the first task with shape %s and has shape %s now; nothing "
+            "trains it: give what is new its values by hand, or make a learner with "
+            "exclude=['%s'], whose tasks all train it.",
+            name,
+            tuple(frozen[name].shape),
+            tuple(param.shape),
+            name,
+        )
+
+
+def of_full(known: Known, learnt: Known) -> None:
+    """Tell of layers whose memory the last task has filled."""
+    full = [
+        name
+        for name, memory in learnt.memory.items()
+        if _is_full(memory) and not _is_full(known.memory[name])
+    ]
+    if full:
+        log.warning(
+            "The memory of %s is full after task %r: later tasks find no direction of their "
+            "own there. A learner with a lower threshold or with max_rank leaves them some.",
+            ", ".join(map(repr, full)),
+            learnt.active,
+        )
+
+
+def _is_full(memory: Memory) -> bool:
+    return bool((memory.ranks == memory.M.shape[1]).all())
 
 
 def of_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:

@@ -14,22 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.capture import check_input, observing
 from ..core.decompositions import eigh
 from ..core.keep import Region, SumRows
-from ..core.layers import Layer, Site, local
+from ..core.layers import Layer, local
 from ..core.memory import Change, Memory
 from ..types import TaskId
 from . import ranks
-from .layer_gradients import (
-    LossFn,
-    check_loss,
-    layer_gradients,
-    refusing_other_uses,
-    require_called,
-    require_finite,
-)
-from .loader_batches import samples_in
+from .layer_gradients import LossFn, backward, layer_gradients, require_finite
 
 RESOLVED = 1e-7  # least singular value, relative to the largest, that its square tells from zero
 
@@ -135,26 +126,9 @@ class Rows(Whole):
 
         They are left in `.grad`, which a snapshot of the caller puts back.
         """
-        called: set[str] = set()
-
-        def see(layer: Layer, site: Site, x: Tensor) -> None:
-            called.add(layer.name)
-            # A NaN is found in the gradient: raised here, it would leave the other ranks waiting.
-            check_input(layer, x)
-
         for module in self._modules:
             module.set_requires_gradient_sync(True)
-        for p in model.parameters():
-            p.grad = None
-        for batch in self.in_step(batches, device):
-            with (
-                torch.enable_grad(),
-                observing(layers.values(), see),
-                refusing_other_uses(model, layers.values()),
-            ):
-                loss = check_loss(loss_fn(model, batch))
-            require_called(called)
-            (samples_in(batch) * loss).backward()
+        backward(model, layers, self.in_step(batches, device), loss_fn)
         self.reshard()
         found = {
             name: layer.pack(
@@ -194,9 +168,8 @@ def whole(rows: Tensor, param: Tensor, dim: int, *, everywhere: bool = True) -> 
 
     shape = torch.Size([*rows.shape[:dim], param.shape[0], *rows.shape[dim + 1 :]])
     stride = torch.empty(shape, device="meta").stride()
-    mesh: Any = getattr(param, "device_mesh")  # noqa: B009
     spread = DTensor.from_local(
-        rows.contiguous(), mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
+        rows.contiguous(), _mesh(param), [Shard(dim)], run_check=False, shape=shape, stride=stride
     )
     joined: Tensor = spread.full_tensor()
     if everywhere:
@@ -215,8 +188,7 @@ def as_laid(tensor: Tensor, param: Tensor, dim: int = 0) -> Tensor:
         return tensor
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh: Any = getattr(param, "device_mesh")  # noqa: B009
-    return distribute_tensor(tensor.detach(), mesh, [Shard(dim)], src_data_rank=None)
+    return distribute_tensor(tensor.detach(), _mesh(param), [Shard(dim)], src_data_rank=None)
 
 
 def own_change(change: Change, memory: Memory, param: Tensor) -> Change:
@@ -289,10 +261,8 @@ def refuse_other_ways(model: nn.Module) -> None:
             )
         if not _in_rows(param):
             continue
-        mesh: Any = getattr(param, "device_mesh")  # noqa: B009
-        placements: Any = getattr(param, "placements")  # noqa: B009
-        by_rows = mesh.ndim == 1 and placements[0].is_shard(0)
-        if not by_rows or mesh.size() != ranks.world_size():
+        mesh, placements = _mesh(param), getattr(param, "placements", ())
+        if tuple(mesh.shape) != (ranks.world_size(),) or not placements[0].is_shard(0):
             raise TypeError(
                 f"'{name}' is spread over ranks otherwise than by rows over all of them "
                 f"({placements} on a mesh {tuple(mesh.shape)}; tensor parallelism or hybrid "
@@ -300,14 +270,23 @@ def refuse_other_ways(model: nn.Module) -> None:
             )
 
 
+def require_whole(model: nn.Module) -> None:
+    """Refuse a model that lies over ranks in any way."""
+    refuse_other_ways(model)
+    for name, param in model.named_parameters():
+        if _in_rows(param):
+            raise TypeError(
+                f"'{name}' lies in rows over the ranks, and inspect reads whole models; call it "
+                "before fully_shard."
+            )
+
+
 def spread_of(model: nn.Module, layers: Mapping[str, Layer]) -> Whole:
     """How the weights of these layers lie; refuses a mixture, and groups that would be cut."""
-    apart = {name: {_in_rows(p) for p in layer.params} for name, layer in layers.items()}
-    in_rows = {name for name, found in apart.items() if found == {True}}
-    if not any(True in found for found in apart.values()):
+    if not any(_in_rows(p) for layer in layers.values() for p in layer.params):
         return Whole()
     for name, layer in layers.items():
-        if name not in in_rows:
+        if not all(map(_in_rows, layer.params)):
             raise TypeError(
                 f"Layer '{name}' is not under fully_shard, though others are; apply fully_shard "
                 f"to the whole model, or add '{name}' to exclude=[...]."
@@ -323,6 +302,10 @@ def spread_of(model: nn.Module, layers: Mapping[str, Layer]) -> Whole:
 
 def _in_rows(param: Tensor) -> bool:
     return hasattr(param, "to_local")
+
+
+def _mesh(param: Any) -> Any:
+    return param.device_mesh
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:

@@ -13,6 +13,7 @@ from . import ranks
 from .gpm_learner import GPM
 from .layer_gradients import LossFn
 from .loader_batches import first_samples
+from .progress import watched
 
 Scope = Literal["layer", "task"]
 
@@ -122,7 +123,8 @@ class TRGP(GPM):
         if not self._state.known.tasks:
             return super()._select(task, loader, loss_fn)
         batches = first_samples(loader, ranks.share_of(self.selection_samples))
-        gradients, used = self._gradients(batches, loss_fn)
+        with watched(batches, "begin_task: batches read") as seen:
+            gradients, used = self._gradients(seen, loss_fn)
         sum_rows = self._state.spread.sum_rows
         squared = {
             name: projections(G, memory[name].M, memory[name].masks, sum_rows)

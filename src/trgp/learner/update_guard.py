@@ -197,7 +197,7 @@ class UpdateGuard:
         task.stepped = True
         for _, guard in held.layers:
             guard.follow()
-            guard.remember()
+            guard.remember(_decay(optimizer, held, guard)[0])
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is None:
             self._filter(optimizer, held, task)

@@ -217,6 +217,9 @@ class Method:
     """Whether `step` reads nothing of `params` once it has called `sgd` or its parent's step, which
     may then write into them. Holds for the class that says it and defines `step`, no other."""
 
+    resizes: ClassVar[bool] = False
+    """Whether its parameters have other names or shapes than the network's own."""
+
     network: ClassVar[Network]  # of the one run it is bound to
 
     def bind(self, network: Network) -> Self:

@@ -32,6 +32,7 @@ class Growing(Method):
 
     consumes: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = (ADAM,)
+    resizes: ClassVar[bool] = True
 
     name: ClassVar[str]
 

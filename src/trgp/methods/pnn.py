@@ -54,6 +54,7 @@ class PNN(Method):
     )
     consumes: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = (ADAM,)
+    resizes: ClassVar[bool] = True
 
     width: float = 0.17
     """Units of a column, as a share of the network's in every layer."""

@@ -6,11 +6,14 @@ was not evaluated. Tasks are counted from 0 in code and from 1 to T in the formu
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .. import matrix_figures
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[np.floating[Any]]
 
@@ -39,8 +42,7 @@ def as_matrix(R: Matrix) -> NDArray[np.float64]:
 def acc(R: Matrix) -> float:
     """ACC = 1/T sum_j R[T, j]: the mean accuracy over all tasks after the last one."""
     A = as_matrix(R)
-    T = len(A)
-    return statistics.fmean(_entry(A, T - 1, j) for j in range(T))
+    return matrix_figures.acc(partial(_entry, A), len(A))
 
 
 def bwt(R: Matrix) -> float | None:
@@ -49,8 +51,7 @@ def bwt(R: Matrix) -> float | None:
     Negative where tasks are forgotten; None for a single task, which has no later ones.
     """
     A = as_matrix(R)
-    T = len(A)
-    return _mean(_entry(A, T - 1, i) - _entry(A, i, i) for i in range(T - 1))
+    return matrix_figures.bwt(partial(_entry, A), len(A))
 
 
 def mean_diagonal(R: Matrix) -> float:
@@ -65,10 +66,7 @@ def forgetting(R: Matrix) -> float | None:
     At least -BWT, since a task's best is no worse than R[j, j]; None for a single task.
     """
     A = as_matrix(R)
-    last = len(A) - 1
-    return _mean(
-        max(_entry(A, i, j) for i in range(j, last)) - _entry(A, last, j) for j in range(last)
-    )
+    return matrix_figures.forgetting(partial(_entry, A), len(A))
 
 
 def fwt(R: Matrix, baseline: Sequence[float | None]) -> float | None:
@@ -87,7 +85,7 @@ def fwt(R: Matrix, baseline: Sequence[float | None]) -> float | None:
             raise ValueError(
                 f"The baseline of task {j} is {baseline[j]}; it must be an accuracy in [0, 1]."
             )
-    return _mean(_entry(A, j - 1, j) - b[j] for j in range(1, T))
+    return matrix_figures.mean(_entry(A, j - 1, j) - b[j] for j in range(1, T))
 
 
 class Spread(NamedTuple):
@@ -125,9 +123,3 @@ def _entry(A: NDArray[np.float64], i: int, j: int) -> float:
             f"R[{i}, {j}] is missing: task {j} was not evaluated after learning task {i}."
         )
     return value
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    """The mean, or None of nothing."""
-    listed = list(values)
-    return statistics.fmean(listed) if listed else None
