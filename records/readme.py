@@ -38,6 +38,7 @@ RECORDS = Path(__file__).parent
 DOCS = RECORDS.parent / "docs"
 PAGES = [
     RECORDS.parent / "README.md",
+    RECORDS.parent / "docs" / "results.md",
     *(DOCS / f"{name}.md" for name in ("native-form", "engine", "reproduction")),
 ]
 FIGURES = {
@@ -71,6 +72,20 @@ def embedded() -> str:
             rows.append(Row(made))
     header = ("benchmark", "method", TOLD, "seeds", "ACC %", "BWT %", HELD)
     return rows_markdown(Table("embedded", "", header, tuple(rows)))
+
+
+def front() -> str:
+    """A few methods on one benchmark, for the first page."""
+    shown = ("trgp", "gpm", "er", "ewc", "finetune")
+    rows = []
+    for method in shown:
+        (results,) = (
+            r for r in _found() if (r[0].benchmark, r[0].method) == ("permuted-digits", method)
+        )
+        held = statistics.mean(run.state_bytes / run.network_bytes for run in results)
+        cells = (_spread(results.acc), _spread(results.bwt), Cell(f"{held:.1f}", held))
+        rows.append(Row((Cell(method), _told(results[0]), *cells)))
+    return rows_markdown(Table("front", "", ("method", TOLD, "ACC %", "BWT %", HELD), tuple(rows)))
 
 
 def papers() -> str:
@@ -197,7 +212,14 @@ def precision() -> str:
     return rows_markdown(Table("", "", columns, tuple(rows)))
 
 
-TABLES = {"embedded": embedded, "papers": papers, "steps": steps, "bases": bases, "engine": engine}
+TABLES = {
+    "front": front,
+    "embedded": embedded,
+    "papers": papers,
+    "steps": steps,
+    "bases": bases,
+    "engine": engine,
+}
 TABLES |= {name: _of_records(make) for name, make in reproduction.TABLES.items()}
 TABLES |= {
     "samples": _with("more", reproduction.samples),

@@ -123,6 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "trgp": ("trgp", {"threshold": 0.9, "epsilon": 0.0, "norm": "per_task"}),
     "literal": ("trgp", {"threshold": 0.9, "epsilon": 0.0, "strongest_unprotected": True}),
     "owm": ("owm", {}),
+    "owm in batches": ("owm", {"narrowing": "batch"}),
     "ewc": ("ewc", {"strength": 5.0}),
     "hat": ("hat", {"s_max": 50.0}),
     "agem": ("agem", {"memory_size": 20}),

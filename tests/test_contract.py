@@ -1,6 +1,7 @@
 """Which room of the package may import which; imports for types alone count like any other."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -117,6 +118,19 @@ def test_the_list_of_breaking_imports_only_shrinks() -> None:
 def test_there_is_no_cycle(whole: bool) -> None:
     edges = EDGES - LISTED
     assert cycle({(part(a), part(b)) for a, b in edges} if whole else edges) == []
+
+
+def test_what_is_private_to_the_learner_is_read_in_one_place() -> None:
+    """By tests: all of them but support/inside use what users use."""
+    tests = Path(__file__).parent
+    allowed = {tests / "support" / "inside.py", Path(__file__)}
+    private = re.compile(r"\b(learner|loaded|twin)\._\w+")
+    found = {
+        str(path.relative_to(tests)): names
+        for path in tests.rglob("*.py")
+        if path not in allowed and (names := private.findall(path.read_text()))
+    }
+    assert found == {}
 
 
 def test_the_learners_alone_load_little() -> None:

@@ -333,7 +333,7 @@ def test_wrong_networks_are_a_sentence_and_nothing_is_written() -> None:
         (Plain(), "class or (a )?function|call"),
         (nn.Linear, "network|Linear"),
         (lambda: 3, "Module"),
-        (Scores, "keep one a task in self.heads"),
+        (Scores, "keep one per task in self.heads"),
         (lambda: nn.Sequential(nn.Linear(4, 2)), "which has 3 classes"),
         (lambda: nn.Sequential(nn.Linear(5, 3)), "cannot compute samples of shape"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), "a row of as many logits"),

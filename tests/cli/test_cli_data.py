@@ -76,7 +76,7 @@ def test_ctrl_c(trgp: Trgp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trgp.cli.data.prepare", interrupted)
     code, _, err = trgp("data", "prepare", "svhn")
     assert code == 130
-    assert "the same command goes on where it stopped" in err
+    assert "the same command resumes the download" in err
 
 
 def test_images_of_ones_own(trgp: Trgp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_images_of_ones_own(trgp: Trgp, tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_downloaded_is_not_given(trgp: Trgp) -> None:
     code, _, err = trgp("data", "prepare", "mnist", "--from", ".")
     assert code == 2
-    assert err == "trgp: mnist is downloaded; leave --from out, or prepare it by itself.\n"
+    assert err == "trgp: mnist is downloaded; leave --from out, or prepare it alone.\n"
 
 
 def test_a_root_that_is_nowhere(trgp: Trgp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_a_process_that_is_killed(trgp: Trgp, own: str) -> None:
     ("words", "says"),
     {
         "--jobs 0": "--jobs must be a whole number of at least 1, not 0.",
-        "--jobs 2 --together 3": "Only on a GPU, with captured steps, do runs learn together",
+        "--jobs 2 --together 3": "need a GPU and captured steps; leave `together` out",
         "--jobs 2 --threshold 0.9,0.8": "threshold has 2 values for 3 layers",
         "--jobs 2 --tasks 11": "permuted-digits has 10 tasks",
         "--jobs 2 --model nowhere:Net": "cannot be imported",
@@ -248,7 +248,7 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids)
-    says, again = err.strip().split("Go on with: ")
+    says, again = err.strip().split("Resume with: ")
     assert says.startswith("trgp: Interrupted; every finished epoch is saved in runs/")
     assert "Traceback" not in says
     assert shlex.split(again) == ["trgp", *command]

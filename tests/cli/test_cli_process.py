@@ -42,7 +42,7 @@ def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    says, again = err.strip().split("Go on with: ")
+    says, again = err.strip().split("Resume with: ")
     assert says.startswith("trgp: Interrupted; every finished epoch is saved in runs/")
     assert shlex.split(again) == ["trgp", *command]
     process = start(*shlex.split(again)[1:])

@@ -35,11 +35,11 @@ def test_unreadable_results_are_told_beside_the_table(trgp: Trgp, runs: Path) ->
     assert code == 0
     assert "gpm" in out
     assert err.startswith("trgp: ")
-    assert "is no JSON or was cut short" in err
+    assert "is not JSON or was cut short" in err
     for command in (("show", str(damaged)), ("compare", str(damaged), str(damaged))):
         code, out, err = trgp(*command)
         assert (code, out) == (2, "")
-        assert "is no JSON or was cut short" in err
+        assert "is not JSON or was cut short" in err
     # Nothing but damage is bad input.
     (damaged.parent.parent / "seed-0" / "result.json").write_text("[]")
     for path in Path(folder(runs, "finetune")).glob("*/result.json"):

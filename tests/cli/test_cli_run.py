@@ -152,7 +152,7 @@ def test_paths_and_names_of_ones_own(trgp: Trgp, here: Path) -> None:
     _, out, _ = trgp("run", *SMALL, "--method", "lazy_methods:Lazy", "--help")
     assert "How much of a step is taken. (default: 1.0)" in out
     for name, says in {
-        "Clashing": "has a field 'quiet', which means something else here already",
+        "Clashing": "has a field 'quiet', which is the name of another option; rename it.",
         "Unknown": "The type Nothing of Unknown.of is not known",
         "Needy": "wanted",
     }.items():
@@ -161,7 +161,7 @@ def test_paths_and_names_of_ones_own(trgp: Trgp, here: Path) -> None:
         assert says in err
     code, _, err = trgp("run", *SMALL, "--method", "lazy_methods:Functional", "--key", "abs")
     assert code == 2
-    assert "which a result cannot hold" in err
+    assert "which a result cannot store" in err
     with pytest.raises(ZeroDivisionError):
         trgp("run", *SMALL, "--method", "lazy_methods:Broken")
 
@@ -228,4 +228,4 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
     monkeypatch.setattr("trgp.cli.run.run_seeds", interrupted)
     code, _, err = trgp("run", "split-digits", "--fresh", "--out", "my runs")
     assert code == 130
-    assert err == "trgp: Interrupted. Go on with: trgp run split-digits --out 'my runs'\n"
+    assert err == "trgp: Interrupted. Resume with: trgp run split-digits --out 'my runs'\n"

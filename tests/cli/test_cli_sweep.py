@@ -164,7 +164,7 @@ def test_the_file_of_the_page_is_a_sweep(trgp: Trgp, here: Path) -> None:
 
 
 REFUSED = {
-    'seeds = "5"': "seeds must be how many, as in 5, or which",
+    'seeds = "5"': "seeds must be a count, as in 5, or a list",
     "seeds = 0": "seeds must be from 1 to 10000",
     "seeds = [1, 1]": "A seed is given twice",
     'benchmark = ["split-digits"]': "A sweep has no 'benchmark'; did you mean 'benchmarks'?",
@@ -182,15 +182,15 @@ REFUSED = {
     "[options]\nepochs = 2020-01-01": "give a number, a text, or a list of them",
     "[options]\nlr = [0.1, -1]": "lr must be a finite number above 0, not -1.0.",
     "[options]\ntasks = 9": "split-digits has 5 tasks",
-    "[options]\npreset = 'paper'": "'preset' is no setting of gpm",
-    "[options]\nthreshold = [0.9, 0.9]": "a value of several is a list in it, threshold = [[...]].",
+    "[options]\npreset = 'paper'": "'preset' is not a setting of gpm",
+    "[options]\nthreshold = [0.9, 0.9]": "put a list value in a list, threshold = [[...]].",
     "[options]\nthreshold = [[0.9, 0.9, 0.9]]": "threshold has 3 values for 2 layers",
-    "[options.trgp]\nepsilon = 1": "[options.trgp] is of none of the methods; known are gpm.",
+    "[options.trgp]\nepsilon = 1": "[options.trgp] names none of the methods; known are gpm.",
     "[[cells]]\nbenchmark = 'split-digits'": 'A cell needs a method, as in method = "...".',
     "[[cells]]\nbenchmark = 'pmnist'\nmethod = 'gpm'\npreset = 1": "The preset of a cell must be",
     "[cells]\nbenchmark = 'pmnist'": "cells must be tables, each under [[cells]].",
-    "a = " + "[" * 5000: "is no TOML",
-    "\x00": "is no TOML",
+    "a = " + "[" * 5000: "is not TOML",
+    "\x00": "is not TOML",
 }
 
 
@@ -214,7 +214,7 @@ def test_commands_that_are_refused(trgp: Trgp, here: Path) -> None:
         "gone.toml": "There is no file gone.toml",
         "folder": "folder cannot be read",
         "small.toml --jobs 0": "--jobs must be a whole number of at least 1, not 0.",
-        "small.toml --seeds x": "--seeds takes how many",
+        "small.toml --seeds x": "--seeds takes a number of seeds",
         "small.toml --seeds 0": "There is no seed to run",
         "small.toml --device tpu": "There is no device 'tpu'",
         "small.toml --epochs 3": "trgp sweep has no option --epochs",
@@ -296,7 +296,7 @@ def test_ctrl_c_and_the_command_that_goes_on(
     os.killpg(long.pid, signal.SIGINT)  # to all of them, as a terminal does
     out, err = long.communicate(timeout=60)
     assert (long.returncode, out) == (130, "")
-    says, again = err.split("Go on with: ")
+    says, again = err.split("Resume with: ")
     assert "Traceback" not in says
     assert re.search(r"trgp: Interrupted; \d of 3 cells are finished, and every", says)
     assert gone(pids)

@@ -357,7 +357,7 @@ class Wary(nn.Linear):
 
 def test_a_method_that_cannot_be_stacked_is_told_how_to_say_so(tmp_path: Path) -> None:
     tasks, name = some_tasks(2), __name__
-    with pytest.raises(RunError, match=r"Looking cannot be stacked .* stackable\(\) return False"):
+    with pytest.raises(RunError, match=r"Looking cannot be .* stackable\(\) return False"):
         company(tasks, f"{name}:Looking", tmp_path / "a", one_head, [0, 1])
     found = company(tasks, f"{name}:Careful", tmp_path / "b", one_head, [0, 1])
     plain = company(tasks, "finetune", tmp_path / "c", one_head, [1], captured=False)
@@ -382,7 +382,7 @@ class Late(Finetune):
 
 
 def test_what_a_step_changes_must_be_there_before(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"A step made count .* let begin_task put it there"):
+    with pytest.raises(ValueError, match=r"A step added count .* create it in begin_task"):
         company(some_tasks(2), f"{__name__}:Late", tmp_path, one_head, [0])
 
 

@@ -222,7 +222,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": "math:pi"}, "cannot be called"),
     ({"model": "math:floor"}, "could not be made with"),
     ({"model": "builtins:dict"}, "made a dict, not an nn.Module"),
-    ({"model": "torch.nn:Identity"}, "Identity gives"),
+    ({"model": "torch.nn:Identity"}, "Identity .* which has 10 classes"),
     ({"threshold": (0.9, 0.9)}, "threshold has 2 values for 3 layers; give one for each of"),
     ({"images_per_layer": (1,)}, "images_per_layer has 1 values for 3 layers"),
     ({"seeds": 0}, "seed"),
@@ -238,7 +238,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"device": "gpu"}, "There is no device 'gpu'; give auto, cpu, cuda or cuda:0"),
     ({"device": "meta"}, "meta is not supported"),
     ({"device": 3}, "device"),
-    ({"network": nn.Linear}, "Give another network to a benchmark as model="),
+    ({"network": nn.Linear}, "another network as model='module:Class'"),
     ({"preset": None}, "preset"),
 ]
 

@@ -136,4 +136,4 @@ def test_what_was_finished_before_is_kept(tmp_path: Path) -> None:
         assert caught.value.task == 2
     assert (seen[0].done_tasks, seen[0].done_epochs) == (2, 0)
     assert len(seen) == 1
-    assert "epochs finished before are kept" in str(caught.value)
+    assert "finished epochs are saved" in str(caught.value)

@@ -229,7 +229,7 @@ def test_a_damaged_result_is_a_sentence_and_fresh_recovers(tmp_path: Path) -> No
     first = run_case("finetune", tmp_path)
     (path,) = result_files(tmp_path)
     path.write_text("{")
-    with pytest.raises(RunError, match=r"is no JSON or was cut short .*--fresh"):
+    with pytest.raises(RunError, match=r"is not JSON or was cut short .*--fresh"):
         run_case("finetune", tmp_path)
     assert path.read_text() == "{"
     assert measured_apart(run_case("finetune", tmp_path, fresh=True)) == measured_apart(first)

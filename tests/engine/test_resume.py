@@ -407,7 +407,7 @@ def test_a_stack_of_another_width_is_refused(case: str, tmp_path: Path) -> None:
         go(0, 1, 2, observer=stop)
     before = {path: path.read_bytes() for path in tmp_path.glob("**/*.safetensors")}
     assert len(before) >= 3
-    sentence = r"is of another run \(engine 'stacked, {} of 3' there, '{}' here\); give the command"
+    sentence = r"another run \(engine 'stacked, {} of 3' there, '{}' here\); give the command"
     for seeds, options, place, engine in (
         ([0, 1], {}, 1, "stacked, 1 of 2"),
         ([3, 0, 1, 2], {}, 1, "stacked, 2 of 4"),
@@ -710,7 +710,7 @@ def test_the_checkpoint_of_another_run_is_refused(name: str, key: str, tmp_path:
     meta, tensors = read_tensors(folder / name)
     meta["run"][key] = value
     write_tensors(folder / name, tensors, meta)
-    with pytest.raises(RunError, match=f"is of another run .{sentence}.*give --fresh"):
+    with pytest.raises(RunError, match=f"another run .{sentence}.*give --fresh"):
         run_case("finetune", tmp_path)
 
 
@@ -725,9 +725,7 @@ def test_a_checkpoint_in_the_place_of_the_other_is_refused(
     move(folder / name, folder / place)
     if move is shutil.move and name == "task.safetensors":
         (folder / name).write_bytes(both[folder / name])  # alone an epoch's file is never read
-    sentence = (
-        rf"The checkpoint .*{place} is a {name} in the place of {place}; put it back, or give"
-    )
+    sentence = rf"The checkpoint .*{place} is a {name} in place of {place}; put it back, or give"
     with pytest.raises(RunError, match=sentence):
         run_case("trgp", tmp_path)
 
@@ -756,7 +754,9 @@ CRAFTED: list[tuple[tuple[str, ...], Sequence[Any]]] = [
 
 def refused(out: Path) -> None:
     """By a sentence that names the file and says what can be done."""
-    with pytest.raises(RunError, match=r"^The checkpoint .*\.safetensors is .* --fresh.*\.$"):
+    with pytest.raises(
+        RunError, match=r"^The checkpoint .*\.safetensors (is|belongs) .* --fresh.*\.$"
+    ):
         run_case("finetune", out)
 
 
@@ -818,14 +818,14 @@ def test_the_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     mine = half_done(tmp_path / "mine")
     for name in FILES:
         (mine / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(RunError, match=r"is of another run .*lr"):
+    with pytest.raises(RunError, match=r"another run .*lr"):
         run_case("finetune", tmp_path / "mine")
 
 
 def test_a_learners_file_is_no_checkpoint(tmp_path: Path) -> None:
     folder = half_done(tmp_path)
     trgp.GPM(torch.nn.Linear(3, 2)).save(folder / "task.safetensors")
-    with pytest.raises(RunError, match=r"The checkpoint .* (is of another run|is damaged)"):
+    with pytest.raises(RunError, match=r"The checkpoint .* (belongs to another run|is damaged)"):
         run_case("finetune", tmp_path)
 
 
@@ -864,7 +864,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_saved_is_good(
             limits[0].__enter__()
 
     try:
-        with pytest.raises(RunError, match=r"checkpoint .* could not be written: .*make room"):
+        with pytest.raises(RunError, match=r"checkpoint .* could not be written: .*free space"):
             run_case("gpm", tmp_path, observer=observer)
     finally:
         limits[0].__exit__(None, None, None)
@@ -884,7 +884,7 @@ def test_a_full_disk_at_the_very_end_loses_no_epoch(
             limit.__enter__()
 
     try:
-        with pytest.raises(RunError, match=r"The result could not be written in .*make room"):
+        with pytest.raises(RunError, match=r"The result could not be written in .*free space"):
             run_case("gpm", tmp_path, observer=observer)
     finally:
         limit.__exit__(None, None, None)

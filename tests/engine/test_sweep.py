@@ -165,7 +165,7 @@ def test_a_grid_is_every_combination_and_a_cell_is_named_once() -> None:
 def test_grids_that_come_to_nothing_or_to_something_else() -> None:
     for grid, says in (
         (Grid(["permuted-digits"], [NEEDY]), "needs a head for every task"),
-        (Grid(["split-digits"], ["gpm"], options={"seeds": [1]}), "'seeds' is no setting of gpm"),
+        (Grid(["split-digits"], ["gpm"], options={"seeds": [1]}), "'seeds' is not a setting of"),
         (Grid(["split-digits"], ["gpm"], options={"epsilon": [1]}), "no setting 'epsilon' for gpm"),
         (Grid(["split-digits"], ["gpm"], options={"lr": [10**400]}), "lr must be a finite number"),
         (Grid(["split-digits"], ["gpm"], seeds=[1, 1]), "A seed is given twice"),
@@ -339,7 +339,7 @@ def test_a_damaged_result_fails_its_own_cell_alone(
     found = {e.cell.seed: e for e in carry_out(plan(cells, place), place, 3, str)}
     assert found[0].result is not None
     assert found[2].result is not None
-    assert "no JSON or was cut short" in found[1].failure
+    assert "not JSON or was cut short" in found[1].failure
 
 
 TOLD_WHILE_TIDYING = """
@@ -365,6 +365,6 @@ def test_whoever_is_told_to_end_while_python_tidies_up_ends_as_well() -> None:
     """Python passes on nothing from there: the word would be lost, and a traceback printed."""
     done = in_a_new_process("-c", TOLD_WHILE_TIDYING)
     assert (done.stdout, done.stderr) == (
-        "Its process was told to end; every finished epoch is saved.\n",
+        "Its process was terminated; every finished epoch is saved.\n",
         "",
     )

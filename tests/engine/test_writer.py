@@ -237,7 +237,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_saved_is_good(task: int, tmp_pat
             entered.append(1)
 
     try:
-        with pytest.raises(RunError, match=r"could not be written.*make room"):
+        with pytest.raises(RunError, match=r"could not be written.*free space"):
             run_case("gpm", tmp_path / "full", observer=observer)
     finally:
         limit.__exit__(None, None, None)

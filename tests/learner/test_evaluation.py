@@ -122,6 +122,7 @@ def test_a_row_that_was_not_measured() -> None:
     assert scores.matrix[0] == [None, None, None]
     assert scores.bwt is scores.forgetting is None
     assert "BWT" not in str(scores)
+    assert str(scores).splitlines()[1] == "3"
 
 
 def test_measuring_again_replaces_the_row() -> None:

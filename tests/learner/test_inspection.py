@@ -1,14 +1,17 @@
 """What `inspect` tells is what a learner then does, and nothing in the model changes."""
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import ConvNet, Cross, ResNet, Tied, Vit, classification, cross_entropy, mlp
+from support import inside
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -95,11 +98,11 @@ def test_every_parameter_meets_the_fate_that_was_told(
     protected = {n: row.directions for n, row in rows.items() if row.verdict == "protected"}
     assert protected == {name: whole for name, (_, whole) in learner.ranks.items()}
     names = {p: name for name, p in model.named_parameters()}
-    layers = [layer.params for layer in learner._state.plan.layers.values()]
+    layers = [layer.params for layer in inside.layers(learner).values()]
     now = {
         "protected": {names[p] for params in layers for p in params},
-        "frozen": set(learner._state.known.frozen),
-        "copied": set(learner._state.known.tasks[0].copies) & set(names.values()),
+        "frozen": inside.frozen(learner),
+        "copied": inside.copies(learner, 0) & set(names.values()),
     }
     for verdict, found in now.items():
         size = sum(model.get_parameter(name).numel() for name in found)
@@ -252,6 +255,20 @@ def test_equal_notes_are_told_once() -> None:
 def test_a_part_left_alone_is_one_row() -> None:
     model = nn.ModuleDict({"backbone": mlp(4, 4, 4).requires_grad_(False), "head": mlp(4, 2)})
     assert verdicts(model) == {"backbone": "left alone", "head.0": "protected"}
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """To the letter, but for ranks: how many directions are no rounding may differ elsewhere."""
+    page = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text()
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, flags=re.DOTALL)
+    assert len(pairs) == page.count("```python")
+    names: dict[str, Any] = {}
+    for block, text in pairs:
+        exec(compile(block, "docs/inspect.md", "exec"), names)
+        shown = capsys.readouterr().out
+        if "loss_fn" in block:
+            shown, text = (re.sub(r"[\d.]+( .?i?B)?| +", " ", each) for each in (shown, text))
+        assert shown == text
 
 
 # ---- nothing changes ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -459,6 +460,17 @@ def test_in_bfloat16_the_coordinates_do_not_wander(name: str) -> None:
     assert_old_tasks_hold(learner, old, 4 * eps)
 
 
+def test_in_bfloat16_steps_that_round_to_nothing_move_no_coordinates() -> None:
+    """Measured from the weights as they were: their own rounding is no step."""
+    learner = opened(dtype=torch.bfloat16)
+    train(learner, [a_batch(2, torch.bfloat16)], steps=20)
+    K = inside.present_coordinates(learner)
+    train(learner, [a_batch(2, torch.bfloat16)], steps=50, lr=1e-12)
+    for name, found in inside.present_coordinates(learner).items():
+        assert (K[name] - inside.coordinates(learner)[name]).norm() > 0.01
+        assert_close(found, K[name], 1e-8)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_complement_is_the_other_way_round_and_the_same(name: str) -> None:
     """Where M fills more than half of the space: also over the steps that measure anew."""
@@ -493,9 +505,16 @@ class Breaking(SGD):
 @pytest.mark.parametrize("goes_on", ["step", "visit", "end", "save"])
 @pytest.mark.parametrize(("cls", "threshold"), [(GPM, 0.9), (GPM, 0.999), (TRGP, 0.9)])
 def test_a_step_that_breaks_off_is_put_right_by_the_next_call(
-    cls: type[GPM], threshold: float, goes_on: str, tmp_path: Any
+    cls: type[GPM],
+    threshold: float,
+    goes_on: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also where the guard works on the complement, whose steps build on each other."""
+    """Also where the guard works on the complement, whose steps build on each other.
+
+    It is no foreign weight that the log would tell of.
+    """
     learner = opened(cls, threshold=threshold)
     old = old_coordinates(learner)
     optimizer = Breaking(learner.parameters(), lr=0.1)
@@ -515,6 +534,7 @@ def test_a_step_that_breaks_off_is_put_right_by_the_next_call(
         learner.begin_task(2, [a_batch(2)], cross_entropy)
     learner.end_task([a_batch(2)])
     assert_old_tasks_hold(learner, old)
+    assert TOLD not in caplog.text
 
 
 # ---- one learner at a time (9) -----------------------------------------------------------------

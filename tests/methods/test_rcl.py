@@ -188,16 +188,16 @@ def test_the_controller_learns_what_is_rewarded() -> None:
 
 def test_one_step_of_the_controller_by_hand() -> None:
     """The policy's gradient is that of minus the mean of advantage times log-probability."""
-    controller, twin = Controller(3, 4, 7), Controller(3, 4, 7)
+    controller, copied = Controller(3, 4, 7), Controller(3, 4, 7)
     actions, rewards = [[0, 1, 3], [2, 2, 0]], [0.25, 0.75]
-    value = float(twin._value(twin._start.flatten()).detach())
-    logs = twin._logits().log_softmax(1)
+    value = float(copied._value(copied._start.flatten()).detach())
+    logs = copied._logits().log_softmax(1)
     total = torch.zeros(())
     for action, reward in zip(actions, rewards, strict=True):
         total = total - (reward - value) * sum(logs[k, a] for k, a in enumerate(action)) / 2
-    grads = torch.autograd.grad(total, list(twin._lstm.parameters()))
+    grads = torch.autograd.grad(total, list(copied._lstm.parameters()))
     controller.learn(actions, rewards)
-    pairs = zip(controller._lstm.parameters(), twin._lstm.parameters(), grads, strict=True)
+    pairs = zip(controller._lstm.parameters(), copied._lstm.parameters(), grads, strict=True)
     for new, old, g in pairs:
         assert_close(new.detach(), (old - 1e-3 * g / (g.abs() + 1e-8)).detach(), 1e-6)
     assert float(controller._value(controller._start.flatten()).detach()) != value

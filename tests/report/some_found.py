@@ -60,5 +60,5 @@ def some_found() -> Found:
             ),
             a_configuration("trgp", benchmark="cifar100-superclass", shift=0.02, wobble=0.0),
         ],
-        ["runs/x/result.json is no JSON or was cut short; delete it and repeat the run."],
+        ["runs/x/result.json is not JSON or was cut short; delete it and repeat the run."],
     )

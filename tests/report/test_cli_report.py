@@ -93,7 +93,7 @@ def test_broken_results_are_told_and_the_rest_is_shown(
     code, _, err = trgp("report")
     assert code == 0
     for seed, said in enumerate(
-        ["is no JSON or was cut short", "has no result.json", "holds no fields", "schema_version 0"]
+        ["is not JSON", "has no result.json", "holds no fields", "schema_version 0"]
     ):
         (line,) = [line for line in err.splitlines() if f"seed-{seed}" in line]
         assert said in line
@@ -129,15 +129,15 @@ def test_several_folders_are_put_together(trgp: Trgp, runs: Path, tmp_path: Path
     table = (tmp_path / "out" / "tables" / "main.md").read_text()
     assert "| split-digits | gpm | paper | 5 |" in table
     assert [line for line in err.splitlines() if "several folders" in line] == [
-        "trgp: Seed 0 of gpm on split-digits, preset paper, is in several folders, of which the "
-        "first is shown; leave out the others."
+        "trgp: Seed 0 of gpm on split-digits, preset paper, is in several folders; the first is "
+        "shown. Leave out the others."
     ]
 
 
 def test_what_is_not_there(trgp: Trgp, tmp_path: Path) -> None:
     code, out, err = trgp("report", "nowhere")
     assert (code, out) == (2, "")
-    assert err == "trgp: There is no folder nowhere; give the --out that the runs were given.\n"
+    assert err == "trgp: There is no folder nowhere; give the --out folder of the runs.\n"
     (tmp_path / "runs").mkdir()
     code, out, err = trgp("report")
     assert (code, out) == (2, "")
@@ -148,7 +148,7 @@ def test_what_is_not_there(trgp: Trgp, tmp_path: Path) -> None:
 def test_what_would_be_overwritten_is_refused(trgp: Trgp, runs: Path, tmp_path: Path) -> None:
     code, out, err = trgp("report", "--out", "runs")
     assert (code, out) == (2, "")
-    assert err == "trgp: runs holds files, but no report; give --out a new or an empty folder.\n"
+    assert err == "trgp: runs holds files but no report; give --out a new or an empty folder.\n"
     (tmp_path / "file").write_text("")
     assert trgp("report", "--out", "file").err == "trgp: file is a file; give another --out.\n"
 

@@ -99,7 +99,7 @@ def test_long_curves_keep_the_ends_of_their_tasks(monkeypatch: pytest.MonkeyPatc
     assert long.series[0].x == (0, 3, 6, 9, 10, 12, 15, 18, 20)
     assert long.series[0].y[3:5] == (9, None)
     assert long.note == (
-        "A mean. Of 3 epochs one is shown here, and the last of every task; the files have all."
+        "A mean. Shown: one of 3 epochs and the last of every task; the files have all."
     )
     assert other == report.charts[1]
 

@@ -145,7 +145,7 @@ def test_one_bad_header_does_not_stop_the_page(
     told = json.loads(Folder(tmp_path).progress())
     assert [run["seed"] for run in told["runs"]] == [1]
     (problem,) = told["problems"]
-    assert problem.startswith(f"{bad} does not tell how far its run is")
+    assert problem.startswith(f"{bad} does not show its run's progress")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -283,16 +283,14 @@ def test_runs_at_once_are_on_the_same_device() -> None:
     ]
     assert relative == ["1.00", "1.00", "–"]
     assert rows(table, method="gpm")[0]["device"].text == "cuda (NVIDIA H200), 5 runs at once"
-    assert "its share of the device's" in table.note
+    assert "share of the device time" in table.note
     assert report.summary[1].endswith("on cuda (NVIDIA H100); cuda (NVIDIA H200).")
 
 
 def test_results_without_a_checksum_are_counted(tmp_path: Path) -> None:
     """Those of trgp 0.1 have none."""
     found = Found([some_results(2, method=method) for method in ("gpm", "trgp")], [])
-    said = (
-        "Without a checksum, as trgp 0.1 wrote them: 4 results, in which damage may go unnoticed."
-    )
+    said = "4 results from trgp 0.1 without a checksum; damage there may go unnoticed."
     assert said in build(found).summary
     sealed = [Results(tuple(write_result(tmp_path, r) for r in runs)) for runs in found.results]
     assert not any("checksum" in said for said in build(Found(sealed, [])).summary)

@@ -64,7 +64,7 @@ def test_the_page_follows_what_happens(browser: PageDriver, tmp_path: Path) -> N
     with watching(tmp_path) as (address, process):
         browser.open(address)
         browser.until(lambda: methods(browser) == {"gpm"}, "the first result")
-        browser.until(lambda: "No run goes on." in browser.text("#progress"), "no run")
+        browser.until(lambda: "No run is in progress." in browser.text("#progress"), "no run")
 
         # What the reader has chosen stays when data change.
         browser.choose("select[name=benchmark]", "split-digits")
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on(browser: PageDriver, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("missing",), "trgp: There is no folder missing; give the --out of the runs.\n"),
+        (("missing",), "trgp: There is no folder missing; give the --out folder of the runs.\n"),
         ((".", "--port", "70000"), "trgp: --port must be from 0 to 65535, not 70000.\n"),
     ],
 )

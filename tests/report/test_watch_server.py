@@ -103,7 +103,7 @@ def test_the_address_is_of_this_computer_alone(server: Server) -> None:
 def test_no_path_leads_to_a_file(server: Server, path: str) -> None:
     answer, body = ask(server, path.replace("\x7f", "%7f"))
     assert answer.status == 404
-    assert body == b"There is nothing here; ask for / instead.\n"
+    assert body == b"There is no such page; open / instead.\n"
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_a_report_that_was_stopped_can_be_renewed(tmp_path: Path) -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds files, but no report"):
+    with pytest.raises(FileExistsError, match="holds files but no report"):
         check(tmp_path)
     with pytest.raises(FileExistsError, match="is a file"):
         check(tmp_path / "index.html")

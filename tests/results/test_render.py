@@ -264,7 +264,7 @@ def test_details_tell_everything() -> None:
     assert line(text, "device") == "cpu"
     assert line(text, "versions") == "trgp 0.1.0, torch 2.11.0"
     assert line(text, "digest") == "0123abcd"
-    assert line(text, "checksum") == "none, as trgp 0.1 wrote it; damage may go unnoticed"
+    assert line(text, "checksum") == "none (written by trgp 0.1; damage may go unnoticed)"
     assert line(text, "lr") == "0.01 changed from the preset"
     assert line(text, "threshold") == "0.97,0.99"
     assert line(text, "model") == "None"

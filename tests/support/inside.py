@@ -105,3 +105,13 @@ def bases_of_run(end: End) -> dict[str, Bases]:
         held = Directions.read(end.state, each.layer)
         found[name] = Bases(held.M, {task: held.basis(task) for task in held.masks})
     return found
+
+
+def frozen(learner: GPM) -> set[str]:
+    """Names of the parameters frozen after the first task."""
+    return set(learner._state.known.frozen)
+
+
+def copies(learner: GPM, task: int | str) -> set[str]:
+    """Names of the parameters and buffers that a task has for itself."""
+    return set(learner._state.known.tasks[task].copies)

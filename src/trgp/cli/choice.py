@@ -1,4 +1,4 @@
-"""What must be chosen before there are fields: a benchmark, a method and a preset."""
+"""Benchmark, method and preset: the choices that decide which options a run has."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,17 +16,17 @@ from .parsing import arguments, rooms, split, wants_help
 CHOICES = f"""
 benchmarks: {", ".join(NAMES)}, or the path of an npz file
 methods:    {", ".join(METHODS)}, or a class of your own as module:Class
-presets:    paper, official
+presets:    paper, official, or best where the benchmark has it
 
-`trgp list benchmarks` says more, and so for methods and presets. What else can be set depends on
-these; `trgp run pmnist --method gpm --help` shows all of it for one choice.
+`trgp list benchmarks`, `methods` and `presets` describe them. The other options depend on these
+three; `trgp run pmnist --method gpm --help` shows all options of one choice.
 """
 
 
 def preset(argv: Sequence[str], running: type) -> Config | None:
-    """The configuration that a command line starts from; None where it only asks for help.
+    """Return the configuration a command line starts from; None if it only asks for help.
 
-    running: the options that stand for themselves, whatever the benchmark.
+    running: the options that every benchmark has.
     """
     plain = [arg for arg in argv if not wants_help([arg])]
     words, options = split(plain, rooms(arguments(running)))
@@ -45,14 +45,14 @@ def preset(argv: Sequence[str], running: type) -> Config | None:
 
 
 def overview(running: type) -> None:
-    """The help where nothing is chosen yet."""
+    """Print the help for a command line without a benchmark."""
     with suppress(SystemExit):
         tyro.cli(running, args=["--help"], prog="trgp run BENCHMARK")
     print(CHOICES, end="")
 
 
 def missing(config: Config, name: str, known: Iterable[str]) -> str:
-    """The sentence about an option that is not there: whose it is, or what was meant."""
+    """Explain an unknown option: name the methods or benchmarks that have it, or a near match."""
     here = f"{config.method_name} on {config.benchmark} has no option --{name}"
     kinds: dict[str, type] = {**METHODS, **{n: benchmarks.entry(n).options for n in NAMES}}
     owners = [owner for owner, kind in kinds.items() if name in rooms(arguments(kind))]

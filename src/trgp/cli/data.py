@@ -1,4 +1,4 @@
-"""`trgp data`: which image sets are there, and getting those that are not."""
+"""`trgp data`: list the image sets and prepare missing ones."""
 
 import sys
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ HELP = """usage: trgp data list [--data-root DIR]
        trgp data prepare NAME ... [--data-root DIR]
        trgp data prepare miniimagenet --from PATH [--data-root DIR]
 
-  list      which image sets are there, and which benchmarks need them
-  prepare   download sets, check them and write them as npz files; miniimagenet is made
-            of images of yours
+  list      show which image sets are present and which benchmarks need them
+  prepare   download sets, check them and write them as npz files; miniimagenet is built
+            from your own copy of the images
 """
 Root = Annotated[str | None, arg(metavar="DIR")]
 
 
 @dataclass(frozen=True)
 class List:
-    """Which image sets are there, and which benchmarks need them."""
+    """Show which image sets are present and which benchmarks need them."""
 
     data_root: Root = None
     """The folder of the sets (without it: TRGP_DATA, else the user's cache)."""
@@ -48,14 +48,14 @@ class List:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Download image sets, check them and write them as npz files; what is there is left alone."""
+    """Download image sets, check them and write them as npz files; skip those already present."""
 
     name: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]"), Positional]
-    """The sets, as `trgp data list` shows them."""
+    """Names of sets, as `trgp data list` shows them."""
     from_: Annotated[str | None, arg(name="from", metavar="PATH")] = None
-    """Of miniimagenet, which cannot be downloaded: a folder of 600 images for each class, all in
-    one or in train/, val/ and test/; or the folder of train.csv, val.csv and test.csv, beside
-    images/; or an npz file."""
+    """Only for miniimagenet, which cannot be downloaded. One of: a folder with a folder of 600
+    images per class, all together or split into train/, val/ and test/; a folder with train.csv,
+    val.csv, test.csv and images/; an npz file."""
     data_root: Root = None
     """The folder of the sets (without it: TRGP_DATA, else the user's cache)."""
 
@@ -70,11 +70,11 @@ def main(argv: Sequence[str]) -> None:
         case [name, *_]:
             raise InputError(f"There is no command `trgp data {name}`; {meant(name, commands)}")
         case _:
-            raise InputError("trgp data needs a command; known are list, prepare.")
+            raise InputError("trgp data needs a command: list or prepare.")
 
 
 def catalogue(root: str | None = None) -> Catalogue:
-    """What lies under the root, or a sentence about why it cannot be looked at."""
+    """Return the image sets under the root, or raise a sentence on why it cannot be read."""
     try:
         return present(root)
     except (ValueError, OSError) as error:
@@ -108,7 +108,7 @@ def _prepare(argv: Sequence[str]) -> None:
         if name not in SETS:
             raise InputError(f"There is no image set '{name}'; {meant(name, SETS)}")
         if asked.from_ is not None and name in SOURCES:
-            raise InputError(f"{name} is downloaded; leave --from out, or prepare it by itself.")
+            raise InputError(f"{name} is downloaded; leave --from out, or prepare it alone.")
     with ExitStack() as stack:
         told = [MofNCompleteColumn()] if asked.from_ else [DownloadColumn(), TransferSpeedColumn()]
         bars = stack.enter_context(closing(Bars(*told))) if sys.stderr.isatty() else None
@@ -116,19 +116,19 @@ def _prepare(argv: Sequence[str]) -> None:
             try:
                 path = prepare(name, asked.data_root, bars, given=asked.from_)
             except KeyboardInterrupt:
-                kept = "what has arrived is kept, and the same command goes on where it stopped."
+                kept = "what has arrived is kept; the same command resumes the download."
                 raise Interrupted(
                     f"Interrupted; {'nothing is written.' if asked.from_ else kept}"
                 ) from None
             except (ValueError, OSError, ImportError) as error:
-                # Of what is given by hand nothing was tried, let alone failed.
+                # A set built from the user's images fails by its input, not by a download.
                 kind = RunError if name in SOURCES else InputError
                 raise kind(str(error)) from error
             print(f"{name}: {path}", flush=True)
 
 
 class Bars:
-    """A bar for every file that is downloaded, or one for images that are read."""
+    """Progress bars: one per downloaded file, or one for images that are read."""
 
     def __init__(self, *amounts: ProgressColumn) -> None:
         self._bars: dict[str, TaskID] = {}
@@ -138,7 +138,7 @@ class Bars:
             *amounts,
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            redirect_stdout=sys.stdout.isatty(),  # else what is read by a program would end here
+            redirect_stdout=sys.stdout.isatty(),  # else piped output would go to stderr
         )
         self._progress.start()
 

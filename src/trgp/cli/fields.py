@@ -1,4 +1,4 @@
-"""The fields of a configuration: what is said about each, and a parser of them all."""
+"""The fields of a configuration: their documentation and a parser for all of them."""
 
 import ast
 import inspect
@@ -18,12 +18,12 @@ PARTS = ("training", "method", "data")
 
 
 def docs(kind: type) -> dict[str, str]:
-    """The text below each field of a dataclass, in one line."""
+    """Return the docstring below each field of a dataclass, in one line."""
     found = {}
     for owner in reversed(kind.__mro__):
         try:
             source = inspect.getsource(owner)
-        except (OSError, TypeError):  # built in, or typed at a prompt
+        except (OSError, TypeError):  # without source: built in, or typed at a prompt
             continue
         (made,) = ast.parse(textwrap.dedent(source)).body
         for each, below in pairwise(made.body if isinstance(made, ast.ClassDef) else []):
@@ -37,9 +37,9 @@ def docs(kind: type) -> dict[str, str]:
 
 
 def parser_of(config: Config, running: type) -> type:
-    """A parser of everything about a run, with the configuration's values as defaults.
+    """Build a parser for all options of a run, with the configuration's values as defaults.
 
-    The classes are copies without checks: values are checked together, when the run begins.
+    Its classes are copies without checks: values are checked together when the run begins.
     """
     place = tyro.conf.arg(metavar="BENCHMARK", help="Its name, or the path of an npz file.")
     groups: list[tuple[str, Any]] = [
@@ -49,16 +49,14 @@ def parser_of(config: Config, running: type) -> type:
     for part in PARTS:
         if fields(values := getattr(config, part)):
             groups.append((part, Annotated[_copy(values), tyro.conf.OmitArgPrefixes]))
-    about = (
-        f"Learn {config.benchmark} by {config.method_name}, as the preset {config.preset} has it."
-    )
+    about = f"Learn {config.benchmark} with {config.method_name}, preset {config.preset}."
     parser = make_dataclass("Run", groups, namespace={"__doc__": about})
     _check_names(config, list(arguments(parser)))
     return parser
 
 
 def settings(parts: Any) -> dict[str, Any]:
-    """The fields of a configuration, or of what was parsed, by their names."""
+    """Return the fields of a configuration, or of parsed arguments, by name."""
     groups = [getattr(parts, part) for part in PARTS if hasattr(parts, part)]
     return {each.name: getattr(group, each.name) for group in groups for each in fields(group)}
 
@@ -69,7 +67,7 @@ def _copy(values: Any) -> type:
     copied: list[tuple[str, Any, Any]] = []
     for each in fields(kind):
         about = tyro.conf.arg(help=said.get(each.name, ""))
-        # From a factory, since no list is allowed as a default.
+        # A factory, because dataclasses refuse lists as defaults.
         default = field(default_factory=partial(getattr, values, each.name))
         copied.append((each.name, Annotated[type_of(each, kind), about], default))
     doc = inspect.getdoc(kind) or ""
@@ -77,11 +75,11 @@ def _copy(values: Any) -> type:
 
 
 def _check_names(config: Config, known: list[Argument]) -> None:
-    """A user's own method may not call a field as something else is called."""
+    """Refuse a user's method with a field whose name another option has already."""
     names = [argument.name for argument in known]
     for name in names:
         if names.count(name) > 1:
             raise InputError(
-                f"{config.method_name} has a field '{name}', which means something else here "
-                "already; rename it."
+                f"{config.method_name} has a field '{name}', which is the name of another option; "
+                "rename it."
             )

@@ -1,4 +1,4 @@
-"""`trgp list`: what can be run."""
+"""`trgp list`: the benchmarks, methods and presets."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,12 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class Listing:
-    """What can be run: benchmarks, methods or presets."""
+    """List benchmarks, methods or presets."""
 
     what: Annotated[str, arg(metavar="benchmarks|methods|presets"), Positional]
-    """Benchmarks with the state of their data, methods with what they need, or what other presets
-    change against `paper`: `official` does as the published code, `best` what scored highest."""
+    """benchmarks (with the state of their data), methods (with what they need) or presets (with
+    what they change relative to `paper`: `official` repeats the published code, `best` has the
+    settings that scored highest)."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -53,7 +54,7 @@ def _benchmarks() -> Table:
 
 
 def _state(missing: Sequence[str], name: str) -> str:
-    """Whether a benchmark's data is there, and what gets it if not."""
+    """Return whether a benchmark's data is present, and if not the command that gets it."""
     if missing:
         return f"missing: trgp data prepare {' '.join(missing)}"
     if not BENCHMARKS[name] and importlib.util.find_spec("sklearn") is None:
@@ -99,7 +100,7 @@ def _presets() -> RenderableType:
 
 
 def _differences(name: str, preset: str) -> Iterator[tuple[str, ...]]:
-    """What a preset changes, the methods with the same change together."""
+    """Yield what a preset changes, methods with the same change in one row."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for method in METHODS:
         paper, other = (configure(name, method, each).settings for each in (PAPER, preset))

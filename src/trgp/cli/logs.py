@@ -1,4 +1,4 @@
-"""Events as lines of JSON, for programs to read."""
+"""Log events as lines of JSON, for programs to read."""
 
 import json
 import math
@@ -13,12 +13,14 @@ from ..engine.events import Event
 
 
 class JsonLog:
-    """Appends to a file, or writes to stdout for '-'."""
+    """Append events to a file, or write them to stdout for '-'."""
 
     def __init__(self, target: str) -> None:
         folder = os.path.dirname(target) or "."
         if os.path.isdir(target) or not os.path.isdir(folder):
-            raise InputError(f"--log-json {target} is no file in a folder that is there.")
+            raise InputError(
+                f"--log-json {target} is not a file in an existing folder; give the path of a file."
+            )
         self._target = target
         self._file: IO[str] | None = sys.stdout if target == "-" else None
 
@@ -31,17 +33,17 @@ class JsonLog:
             raise
         except OSError as error:
             raise RunError(
-                f"--log-json {self._target} could not be written: {error.strerror}; make room, and "
-                "give the command again, without --fresh."
+                f"--log-json {self._target} could not be written: {error.strerror}; free some disk "
+                "space, then repeat the command without --fresh."
             ) from error
 
     def close(self) -> None:
         if self._file is not None and self._target != "-":
-            with suppress(OSError):  # what could not be written has been told
+            with suppress(OSError):  # a failed write has been reported
                 self._file.close()
 
     def _opened(self) -> IO[str]:
-        """Opened by the first event, so that a run that is refused leaves nothing behind."""
+        """Open the file at the first event, so that a refused run leaves no file behind."""
         try:
             return open(self._target, "a", encoding="utf-8")
         except OSError as error:
@@ -51,9 +53,9 @@ class JsonLog:
 
 
 def line(event: Event) -> str:
-    """`event`, its kind in snake_case, and its fields."""
+    """Return an event as JSON: `event` (its kind in snake_case) and its fields."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-    # JSON has no word for a loss that is infinite or no number.
+    # JSON cannot express an infinite or NaN loss.
     fields = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in vars(event).items()

@@ -1,4 +1,4 @@
-"""The seeds of a run in processes side by side, where one after another would leave cores idle."""
+"""Learn the seeds of a run in parallel processes when one process would leave cores idle."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,14 +22,14 @@ from ..results.store import RESULT
 def run_seeds(
     seeds: Sequence[int], jobs: int | None, device: str, observer: Observer, **asked: Any
 ) -> Results:
-    """What `run` does with these arguments, on a CPU in so many processes.
+    """Call `run` with these arguments, on a CPU in several processes.
 
-    jobs: at most so many; None: as many as there are cores, if a run uses only one of them.
+    jobs: the largest number of processes; None: one per core if a run uses one thread, else one.
     """
     with bad_input():
         on_cpu = resolve(device).type == "cpu"
         if jobs is not None and check_count("--jobs", jobs) > 1 and not on_cpu:
-            raise ValueError("Only on a CPU do seeds learn in several --jobs; give --together.")
+            raise ValueError("--jobs works on a CPU only; on a GPU give --together.")
     if not on_cpu:
         return run(seeds=seeds, device=device, observer=observer, **asked)
     asked["device"] = "cpu"
@@ -37,25 +37,25 @@ def run_seeds(
     try:
         return run(seeds=seeds, observer=start, **asked)
     except _Parting:
-        asked["fresh"] = False  # what there was is set aside by now
+        asked["fresh"] = False  # stored results are set aside already
     if start.stored:
         run(seeds=start.stored, observer=observer, **asked)
     return _side_by_side(seeds, start, observer, asked)
 
 
 class _Parting(BaseException):
-    """All input is sound, and a first seed is about to be learnt: in a process of its own."""
+    """The input is valid and the first seed is about to start; leave `run` to use processes."""
 
 
 class _Start:
-    """An observer of the beginning, which is the same however many processes there will be."""
+    """Observe the start of a run, which does not depend on the number of processes."""
 
     def __init__(self, seeds: Sequence[int], jobs: int | None, observer: Observer) -> None:
         self.left: Sequence[int] = seeds
         self.stored: list[int] = []
         self.processes = 0
         self.folder = Path()
-        """Of the configuration."""
+        """The configuration's folder."""
         self._jobs, self._observer = jobs, observer
 
     def __call__(self, event: Event) -> None:
@@ -71,7 +71,10 @@ class _Start:
         self._observer(event)
 
     def _most(self) -> int:
-        """A run of several threads has the cores already, and with one may come to other bits."""
+        """Return the most processes; one if a run uses several threads.
+
+        Such a run occupies the cores already, and with one thread its bits may differ.
+        """
         if self._jobs is not None:
             return self._jobs
         return cores() if torch.get_num_threads() == 1 else 1

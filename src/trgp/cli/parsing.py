@@ -1,4 +1,4 @@
-"""From typed words to typed values: tyro's parsers, and one sentence for whatever is wrong."""
+"""Parse command lines with tyro, and turn each mistake into one sentence."""
 
 import dataclasses
 import io
@@ -18,7 +18,7 @@ from ..lookup import meant
 
 T = TypeVar("T")
 Given = list[tuple[str, list[str]]]
-"""Options in the order typed, by their names without hyphens in front, with their values."""
+"""Options in the order typed: names without leading hyphens, and their values."""
 KINDS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 
 
@@ -27,23 +27,23 @@ class Argument:
     """One argument that a parser takes."""
 
     name: str
-    """With hyphens, as it is typed."""
+    """The name as typed, with hyphens inside."""
     kind: Any
     required: bool
     positional: bool
     pair: bool
-    """Whether a flag can be switched off, by --no-name."""
+    """Whether --no-name switches this flag off."""
 
     @property
     def room(self) -> float:
-        """How many values it takes at most."""
+        """The largest number of values it takes."""
         if self.kind is bool:
             return 0
         return math.inf if get_origin(self.kind) in (tuple, list, dict) else 1
 
     @property
     def takes(self) -> str:
-        """What a value must be, in words."""
+        """The kind of value it takes, in words."""
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(map(str, get_args(self.kind)))
         one, many = KINDS.get(next(iter(get_args(self.kind)), self.kind), ("", ""))
@@ -51,7 +51,7 @@ class Argument:
 
 
 def arguments(parser: type) -> Iterator[Argument]:
-    """What a parser takes, its groups opened."""
+    """Yield all arguments of a parser, those in groups included."""
     for field in dataclasses.fields(parser):
         kind, *marks = _unmarked(type_of(field, parser))
         if dataclasses.is_dataclass(kind):
@@ -68,7 +68,7 @@ def arguments(parser: type) -> Iterator[Argument]:
 
 
 def type_of(each: dataclasses.Field[Any], kind: type) -> Any:
-    """A field's type, also where the module of a user's method postpones its annotations."""
+    """Return a field's type, also if a user's module postpones its annotations."""
     if not isinstance(each.type, str):
         return each.type
     owner = next(c for c in kind.__mro__ if each.name in vars(c).get("__annotations__", {}))
@@ -76,13 +76,13 @@ def type_of(each: dataclasses.Field[Any], kind: type) -> Any:
         return eval(each.type, vars(sys.modules[owner.__module__]))
     except NameError as error:
         raise InputError(
-            f"The type {each.type} of {owner.__name__}.{each.name} is not known when it runs "
-            f"({error}); import it, not for type checking alone."
+            f"The type {each.type} of {owner.__name__}.{each.name} is not known at run time "
+            f"({error}); import it outside `if TYPE_CHECKING`."
         ) from error
 
 
 def _unmarked(kind: Any) -> tuple[Any, ...]:
-    """A type without None, and what it is annotated with."""
+    """Return a type without None, then its annotations."""
     marks: tuple[Any, ...] = ()
     if get_origin(kind) is Annotated:
         kind, *rest = get_args(kind)
@@ -94,9 +94,9 @@ def _unmarked(kind: Any) -> tuple[Any, ...]:
 
 
 def split(argv: Iterable[str], room: Mapping[str, float]) -> tuple[list[str], Given]:
-    """Words that stand for themselves, and options with the values they have room for.
+    """Split a command line into words and options with their values.
 
-    What is not known has room for all that follows, so that none of it is taken for a word.
+    An unknown option takes all that follows, so that none of it is mistaken for a word.
     """
     words: list[str] = []
     options: Given = []
@@ -116,7 +116,7 @@ def split(argv: Iterable[str], room: Mapping[str, float]) -> tuple[list[str], Gi
 
 
 def rooms(known: Iterable[Argument]) -> dict[str, float]:
-    """By the name of an option how many values it takes at most."""
+    """Return the largest number of values per option, by name."""
     options = [argument for argument in known if not argument.positional]
     pairs = {f"no-{argument.name}": 0.0 for argument in options if argument.pair}
     return pairs | {argument.name: argument.room for argument in options}
@@ -132,9 +132,9 @@ def parse(
     prog: str,
     unknown: Callable[[str, Iterable[str]], str] | None = None,
 ) -> T:
-    """The arguments as the parser's dataclass; help ends in SystemExit.
+    """Parse the arguments into the parser's dataclass; --help ends in SystemExit.
 
-    unknown: the sentence about an option that is not among the known ones.
+    unknown: makes the sentence about an unknown option from its name and the known ones.
     """
     if wants_help(argv):
         return tyro.cli(parser, args=["--help"], prog=prog)
@@ -167,7 +167,7 @@ def _unknown(prog: str, name: str, known: Iterable[str]) -> str:
 def _check_words(words: Sequence[str], places: Sequence[Argument], prog: str) -> None:
     for word in words:
         if word.startswith("-"):
-            raise InputError(f"{prog} has no option {word}; they begin with two hyphens.")
+            raise InputError(f"{prog} has no option {word}; options begin with two hyphens.")
     needed = [place for place in places if place.required]
     if len(words) < len(needed):
         missing = needed[len(words)].name.upper()
@@ -175,19 +175,19 @@ def _check_words(words: Sequence[str], places: Sequence[Argument], prog: str) ->
     most = sum(place.room for place in places)
     if len(words) > most:
         extra = words[int(most)]
-        raise InputError(f"'{extra}' is one word too many; see `{prog} --help`.")
+        raise InputError(f"'{extra}' is one argument too many; see `{prog} --help`.")
 
 
 def _typed(name: str, values: Sequence[str], room: float) -> list[str]:
-    """An option as tyro reads it."""
-    if room == 1:  # joined, so that the value may begin with a hyphen
+    """Return an option in the form that tyro reads."""
+    if room == 1:  # joined by =, because the value may begin with a hyphen
         return [f"--{name}={values[0]}"]
-    # Several values are shown with commas between them, and may be typed so.
+    # Lists are shown with commas, and may be typed that way.
     return [f"--{name}", *(part for value in values for part in value.split(","))]
 
 
 def _quietly(parser: type[T], args: Sequence[str]) -> T:
-    """As tyro parses it; what it would print is the text of the error."""
+    """Parse with tyro; raise the text it would print as the error."""
     with redirect_stderr(io.StringIO()) as said:
         try:
             return tyro.cli(parser, args=args)
@@ -198,7 +198,7 @@ def _quietly(parser: type[T], args: Sequence[str]) -> T:
 def _check_value(
     parser: type, argument: Argument, values: Sequence[str], args: Sequence[str], prog: str
 ) -> None:
-    """Refuse an option that cannot be parsed even by itself."""
+    """Refuse an option that fails to parse even alone."""
     try:
         _quietly(parser, args)
     except InputError:

@@ -1,4 +1,4 @@
-"""How far the runs are, on stderr: a bar where there is a terminal, else nothing."""
+"""Show the progress of a run's seeds on stderr: a bar on a terminal, else nothing."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -9,13 +9,13 @@ from ..results.layout import points
 
 
 class Bar:
-    """One bar over all seeds, with the place and the figures of the one heard of last."""
+    """One bar over all seeds, with position and figures of the seed that reported last."""
 
     def __init__(self, seeds: int) -> None:
         self._seeds = seeds
         self._done = 0
         self._started: dict[int, RunStarted] = {}
-        self._epochs: dict[int, int] = {}  # finished ones, of the seeds that are learning
+        self._epochs: dict[int, int] = {}  # finished epochs of the seeds in progress
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
@@ -49,8 +49,8 @@ class Bar:
                 self._progress.console.print(run_line(event), highlight=False)
 
     def _show(self, seed: int, task: int, epoch: int, figures: str = "") -> None:
-        """How much is done, a task's epochs counted in full once it is over."""
-        run = self._started[seed]  # every run that is not stored begins by saying so
+        """Update the bar; a finished task counts all its epochs, also if it ended early."""
+        run = self._started[seed]  # every run that is not stored sends RunStarted first
         each = run.tasks * run.epochs
         self._epochs[seed] = task * run.epochs + epoch
         count = f" ({self._done + len(self._epochs)}/{self._seeds})" if self._seeds > 1 else ""
@@ -65,7 +65,7 @@ class Bar:
 
 
 def run_line(event: RunFinished) -> str:
-    """What a seed came to."""
+    """Return one line with the result of a seed."""
     bwt = "" if event.bwt is None else f", BWT {points(event.bwt)} %"
     before = " (finished before, not repeated)" if event.stored else ""
     return f"seed {event.seed}: ACC {points(event.acc)} %{bwt}{before}"

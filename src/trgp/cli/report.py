@@ -1,4 +1,4 @@
-"""`trgp report`: tables, figures and a page of stored runs."""
+"""`trgp report`: write tables, figures and a page from stored runs."""
 
 import importlib.util
 import os
@@ -22,12 +22,12 @@ from .screen import tell
 
 @dataclass(frozen=True)
 class Report:
-    """Tables, figures and a page of what stored runs came to, without training anything."""
+    """Write tables, figures and a page from stored runs, without training."""
 
     runs: Annotated[tuple[str, ...], arg(metavar="[RUNS ...]"), Positional] = ("runs",)
-    """The folders that were the runs' --out; several are put together."""
+    """The --out folders of the runs; several are merged into one report."""
     out: Annotated[str, arg(metavar="DIR")] = "report"
-    """A new folder, an empty one, or that of an earlier report, which is renewed."""
+    """The report's folder: new, empty, or that of an earlier report, which is updated."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("\ntrgp: ".join(found.problems or [none]))
     for problem in found.problems:
         tell(problem)
-    from ..report.page import page  # its scripts are read with it, which no other command needs
+    from ..report.page import page  # imported here, because only this command needs the page
 
     report = build(found)
     draw = _drawing()
@@ -61,13 +61,13 @@ def main(argv: Sequence[str]) -> None:
     print(f"Report: {os.path.join(asked.out, PAGE)} ({len(report.tables)} tables, {total} figures)")
     if draw is None:
         tell(
-            "Without matplotlib there are no files of figures; `pip install 'trgp[report]'` gets "
-            "it, and the same command adds them."
+            "No figure files were written, because matplotlib is missing; install it with "
+            "`pip install 'trgp[report]'` and repeat the command."
         )
 
 
 def _drawing() -> Draw | None:
-    """What draws figures, if it is installed."""
+    """Return the function that draws figures; None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from ..report.drawing import all_drawn
@@ -76,7 +76,7 @@ def _drawing() -> Draw | None:
 
 
 def _bar() -> Progress:
-    """How far the figures are, where somebody looks."""
+    """Return a progress bar over the figures, hidden unless stderr is a terminal."""
     return Progress(
         TextColumn("figures"),
         BarColumn(bar_width=None),

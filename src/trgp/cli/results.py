@@ -1,4 +1,4 @@
-"""`trgp table`, `trgp show` and `trgp compare`: what stored runs came to."""
+"""`trgp table`, `trgp show` and `trgp compare`: results of stored runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from .screen import show, tell
 
 @dataclass(frozen=True)
 class Table:
-    """One row a configuration, over all its seeds."""
+    """Show the results of all stored runs, one row per configuration over its seeds."""
 
     folder: Annotated[str, arg(metavar="DIR"), Positional] = "runs"
-    """The folder that was the runs' --out."""
+    """The --out folder of the runs."""
 
 
 @dataclass(frozen=True)
 class Show:
-    """All that is known of a run."""
+    """Show everything stored about a run."""
 
     run: Annotated[str, arg(metavar="RUN"), Positional]
-    """Its folder, or the result.json in it; of a configuration's folder every seed is shown."""
+    """The run's folder or its result.json; for a configuration's folder, every seed is shown."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Two configurations against each other."""
+    """Compare two configurations."""
 
     a: Annotated[str, arg(metavar="A"), Positional]
-    """The folder of a configuration, of one of its seeds, or a result.json."""
+    """The baseline: the folder of a configuration or of one seed, or a result.json."""
     b: Annotated[str, arg(metavar="B"), Positional]
-    """What is held against it."""
+    """The configuration to compare with A."""
 
 
 def table(argv: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`trgp run`: learn a benchmark by a method, from some seeds."""
+"""`trgp run`: learn a benchmark with a method, for one or more seeds."""
 
 import shlex
 import sys
@@ -32,42 +32,42 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 @dataclass(frozen=True)
 class Running:
-    """What is run, and who is told."""
+    """Choose the method, the seeds, the device and the output of a run."""
 
     method: Annotated[str, arg(metavar="METHOD")] = "trgp"
-    """Its name, or a class of your own as module:Class."""
+    """The method's name, or a class of your own as module:Class."""
     preset: Annotated[str, arg(metavar="PRESET")] = "paper"
-    """Where all other settings come from: paper or official."""
+    """The source of all other settings: paper, official or best (where there is one)."""
     seed: Annotated[int | None, arg(metavar="SEED", help_behavior_hint="(default: 0)")] = None
-    """The one seed to run with."""
+    """The seed of a single run."""
     seeds: Annotated[str | None, arg(metavar="SEEDS", help_behavior_hint="")] = None
-    """How many seeds, from 0 on, as in 5, or which, as in 1,2,37."""
+    """The number of seeds, counted from 0, as in 5; or a list of seeds, as in 1,2,37."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
     engine: Literal["auto", "eager", "captured", "compiled"] = "auto"
-    """Steps one by one (eager) or captured and replayed (captured, which auto takes), on a GPU also
-    of a network that is compiled before (compiled)."""
+    """eager: one step after the other. captured: record a step, then replay it (auto chooses this).
+    compiled (GPU only): run torch.compile on the network first, then capture."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many processes learn seeds side by side on a CPU (without it: one a core, and one alone
-    where a run uses several cores)."""
+    """Processes that learn seeds in parallel on a CPU (default: one per core, or one in total if a
+    run already uses several cores)."""
     together: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many seeds learn at the same time on a GPU (without it: ten)."""
+    """Seeds that learn at the same time on a GPU (default: 10)."""
     out: Annotated[str, arg(metavar="DIR")] = "runs"
-    """The folder that results and checkpoints are kept in."""
+    """The folder for results and checkpoints."""
     data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """The folder of the image sets, in place of TRGP_DATA or the user's cache."""
+    """The folder of the image sets (default: TRGP_DATA, else the user's cache)."""
     fresh: Annotated[Flag, arg(help_behavior_hint="")] = False
-    """Start over, also where there is a result or a checkpoint."""
+    """Start over, even if a result or a checkpoint is stored."""
     quiet: Annotated[Flag, arg(help_behavior_hint="")] = False
     """Show no progress."""
     log_json: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Append what happens to a file, a line of JSON each, or write it to stdout (-)."""
+    """Append every event as a line of JSON to a file, or write them to stdout (-)."""
     tensorboard: Annotated[Flag, arg(help_behavior_hint="")] = False
-    """Write curves for TensorBoard in the folder of each run."""
+    """Write curves for TensorBoard into the folder of each run."""
 
 
 class Stored:
-    """The seeds that had been run before."""
+    """Collect the seeds that were finished before."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -89,10 +89,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Sequence[str]) -> None:
-    """Run, and show what came out."""
+    """Run and show the results."""
     seeds = chosen(running.seed, running.seeds)
     stored = Stored()
-    # With events on stdout, what people read goes beside it.
+    # With events on stdout, the text for people goes to stderr.
     file = sys.stderr if running.log_json == "-" else sys.stdout
     with ExitStack() as stack:
         observers: list[Observer] = [stored]
@@ -125,7 +125,7 @@ def learn(benchmark: str, running: Running, changes: dict[str, Any], argv: Seque
             raise
         except KeyboardInterrupt as error:
             again = _command([arg for arg in argv if arg != "--fresh"])
-            raise Interrupted(f"{str(error) or 'Interrupted.'} Go on with: {again}") from None
+            raise Interrupted(f"{str(error) or 'Interrupted.'} Resume with: {again}") from None
     _conclude(results, running.out, stored.seeds, file)
 
 
@@ -139,7 +139,7 @@ def _conclude(results: Results, out: str, stored: Sequence[int], file: IO[str]) 
     show(render.summary(results, render.paper_of(first)), file)
     if stored:
         seeds = ", ".join(map(str, stored))
-        print(f"Finished before, and not repeated without --fresh: seed {seeds}", file=file)
+        print(f"Already finished, and not repeated without --fresh: seed {seeds}", file=file)
     folder = run_folder(out, first.benchmark, first.method, first.preset, first.changed, first.seed)
     print(f"Results: {folder.parent if len(results) > 1 else folder}", file=file)
 

@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal, or as a file or a pipe needs them, and sentences for stderr."""
+"""Print tables to stdout and sentences to stderr, safe for any terminal, file or pipe."""
 
 import sys
 from typing import IO
@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 
 from ..results.layout import plain
 
-UNBOUNDED = 1000  # columns, where nobody looks at a screen
+UNBOUNDED = 1000  # columns, for a file or a pipe
 
 
 def show(content: RenderableType, file: IO[str] | None = None) -> None:
@@ -17,7 +17,7 @@ def show(content: RenderableType, file: IO[str] | None = None) -> None:
     console = Console(file=file, width=width, highlight=False)
     with console.capture() as captured:
         console.print(content)
-    # Tables fill their cells with blanks, of which the last are of no use to anybody.
+    # Tables pad their last column with blanks.
     lines = captured.get().splitlines()
     file.write("".join(line.rstrip() + "\n" for line in lines))
     file.flush()
@@ -29,5 +29,5 @@ def tell(sentence: object) -> None:
 
 
 def printable(text: object) -> str:
-    """Lines with control characters spelt out: the name of a folder is no command to a terminal."""
+    """Spell out control characters, so that a name cannot send commands to the terminal."""
     return "\n".join(plain(line).plain for line in str(text).split("\n"))

@@ -1,11 +1,11 @@
-"""Which seeds are meant."""
+"""Parse the options --seed and --seeds."""
 
 from ..engine.errors import InputError
 from ..engine.run import MOST
 
 
 def chosen(seed: int | None, seeds: str | None) -> list[int]:
-    """One seed, or what `--seeds` says: how many, or which."""
+    """Return the seeds to run: `--seed`, or `--seeds` as a number or a list; by default 0."""
     if seed is not None and seeds is not None:
         raise InputError("--seed and --seeds exclude each other; give one of them.")
     if seeds is None:
@@ -14,10 +14,10 @@ def chosen(seed: int | None, seeds: str | None) -> list[int]:
         listed = [int(part) for part in seeds.split(",")]
     except ValueError:
         raise InputError(
-            f"--seeds takes how many, as in 5, or which, as in 1,2,37, not '{seeds}'."
+            f"--seeds takes a number of seeds, as in 5, or a list, as in 1,2,37, not '{seeds}'."
         ) from None
     if "," in seeds:
         return listed
     if listed[0] > MOST:
-        raise InputError(f"--seeds {seeds} is too many; give {MOST} at most, or --seed {seeds}.")
+        raise InputError(f"--seeds {seeds} is too many; give at most {MOST}, or --seed {seeds}.")
     return list(range(listed[0]))

@@ -1,4 +1,4 @@
-"""`trgp sweep`: many runs side by side, and the table they come to."""
+"""`trgp sweep`: run many configurations and show one table of their results."""
 
 import os
 import shlex
@@ -31,22 +31,22 @@ from .sweep_progress import Bar, Lines, Tally
 
 @dataclass(frozen=True)
 class Sweep:
-    """Run every cell of a sweep, those that are finished left out, and show them in a table."""
+    """Run every unfinished cell of a sweep and show all results in one table."""
 
     sweep: Annotated[str, arg(metavar="NAME|FILE"), Positional]
     """embedded, paper, quirks or ablation, or the path of a TOML file."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many cells run side by side (without it: a process a CPU core, on a GPU ten in one)."""
+    """Cells to run in parallel (default: a process per CPU core; on a GPU, ten in one process)."""
     seeds: Annotated[str | None, arg(metavar="SEEDS", help_behavior_hint="")] = None
-    """How many seeds, from 0 on, as in 5, or which, as in 1,2,37, in place of the sweep's."""
+    """Replace the sweep's seeds: a number, counted from 0, as in 5; or a list, as in 1,2,37."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto (the GPU where there is one), cpu, cuda or cuda:0."""
     out: Annotated[str, arg(metavar="DIR")] = "runs"
-    """The folder that results and checkpoints are kept in."""
+    """The folder for results and checkpoints."""
     data_root: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """The folder of the image sets, in place of TRGP_DATA or the user's cache."""
+    """The folder of the image sets (default: TRGP_DATA, else the user's cache)."""
     dry_run: Annotated[Flag, arg(help_behavior_hint="")] = False
-    """Only list the cells, and which of them are finished."""
+    """List the cells and which of them are finished, without running any."""
     quiet: Annotated[Flag, arg(help_behavior_hint="")] = False
     """Show no progress."""
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(str(error)) from error
     if not asked.quiet:
         for benchmark, method in dict.fromkeys(pair for grid in grids for pair in grid.left_out):
-            tell(f"{method} is left out on {benchmark}, all of whose tasks share a head.")
+            tell(f"{method} is left out on {benchmark}: it needs a head per task.")
     for sentence in dict.fromkeys(planned.lacking.values()):
         tell(sentence)
     if asked.dry_run:
@@ -74,14 +74,14 @@ def main(argv: Sequence[str]) -> None:
     except KeyboardInterrupt:
         raise Interrupted(
             f"Interrupted; {tally.finished} of {len(planned.cells)} cells are finished, and every "
-            f"finished epoch of the others is saved in {asked.out}. Go on with: "
+            f"finished epoch of the others is saved in {asked.out}. Resume with: "
             f"{shlex.join(['trgp', 'sweep', *argv])}"
         ) from None
     _conclude(planned, ended, place)
 
 
 def typed(cell: Cell, place: Place) -> str:
-    """The command that runs a cell alone."""
+    """Return the command that runs a cell alone."""
     config = cell.config
     words = [config.benchmark, "--method", config.method_name, "--preset", config.preset]
     words += ["--seed", str(cell.seed)]
@@ -122,7 +122,7 @@ def _grids(name: str) -> list[Grid]:
 
 
 def _run(planned: Plan, place: Place, jobs: int, tally: Tally, quiet: bool) -> list[Ended]:
-    """All that ended, as it is told meanwhile."""
+    """Run the cells, report each as it ends, and return how they ended."""
     ended = []
     with ExitStack() as stack:
         bar = not quiet and sys.stderr.isatty()
@@ -157,14 +157,14 @@ def _list(planned: Plan) -> None:
 
 
 def _conclude(planned: Plan, ended: Sequence[Ended], place: Place) -> None:
-    """The table of all that is finished, then what is not, and why."""
+    """Show the table of finished cells, then report those that failed or were not run, and why."""
     results = {**planned.finished, **{e.cell: e.result for e in ended if e.result is not None}}
     if results:
-        # In the order of the cells, whichever ended first.
+        # In the order of the cells, not in the order in which they ended.
         show(render.main_table(together((c, results[c]) for c in planned.cells if c in results)))
         print(f"Results: {place.out}", flush=True)
     failed = [each for each in ended if each.result is None]
-    # On a GPU a checkpoint may be of a stack, which a run alone does not go on from.
+    # On a GPU a checkpoint may be of vmapped runs, which a single run cannot resume.
     fresh = "" if resolve(place.device).type == "cpu" else " --fresh"
     for each in failed:
         again = typed(each.cell, place) + fresh
@@ -176,5 +176,5 @@ def _conclude(planned: Plan, ended: Sequence[Ended], place: Place) -> None:
     if failed or planned.lacking:
         raise RunError(
             f"Of {len(planned.cells)} cells {len(failed)} failed and {len(planned.lacking)} were "
-            "not run; the same command tries them again."
+            "not run; repeat the command to try them again."
         )

@@ -1,4 +1,4 @@
-"""How far a sweep is, on stderr: a bar where there is a terminal, else a line a cell."""
+"""Show the progress of a sweep on stderr: a bar on a terminal, else one line per cell."""
 
 import sys
 import time
@@ -12,16 +12,16 @@ from ..engine.sweep import Ended, Plan
 from ..results.layout import duration, points
 from .screen import printable
 
-QUIET = 30.0  # seconds without a line, after which the next task that is learnt is told
+QUIET = 30.0  # seconds without a line, after which the next finished task is printed
 
 
 class Tally:
-    """What has come of the cells so far."""
+    """Count finished and failed cells."""
 
     def __init__(self, planned: Plan) -> None:
         self.finished = self._before = len(planned.finished)
         self.failed = 0
-        self.learnt = 0  # tasks, where this process sees them
+        self.learnt = 0  # tasks, if this process receives their events
         self.total = self.finished + len(planned.left)
         self._begun = time.monotonic()
 
@@ -39,7 +39,7 @@ class Tally:
 
     @property
     def left(self) -> str:
-        """The time left, if the cells to come are as those that ended."""
+        """The estimated time left, from the mean time of the cells that ended."""
         ended = self.done - self._before
         if not ended:
             return ""
@@ -47,7 +47,7 @@ class Tally:
 
 
 class Lines:
-    """One plain line for every cell that ends."""
+    """Print one plain line for every cell that ends."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -59,7 +59,7 @@ class Lines:
         self._print(f"{tally.done}/{tally.total} {_line(ended)} ({tally.failed} failed, {times})")
 
     def hear(self, event: Event) -> None:
-        """Now and then how many tasks are learnt: the first cells may all end late."""
+        """Print the number of finished tasks now and then, because the first cells may end late."""
         tally = self._tally
         if isinstance(event, TaskFinished):
             tally.learnt += 1
@@ -72,11 +72,11 @@ class Lines:
         print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing; a `Bar` must be closed."""
 
 
 class Bar:
-    """One bar over all cells, and above it a line for each that ends."""
+    """Draw one bar over all cells, and print a line above it for each that ends."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -114,7 +114,7 @@ class Bar:
 
 
 def _line(ended: Ended) -> str:
-    """What a cell came to."""
+    """Return one line with the result of a cell."""
     if ended.result is None:
         return printable(f"{ended.cell}: failed: {ended.failure}")
     bwt = "" if ended.result.bwt is None else f", BWT {points(ended.result.bwt)} %"

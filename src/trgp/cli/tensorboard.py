@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, in the folder of each run; tasks are counted from 1."""
+"""Write curves for TensorBoard into the folder of each run; tasks are counted from 1."""
 
 import importlib
 import importlib.util
@@ -10,14 +10,14 @@ from ..engine.events import EpochFinished, Event, RunFinished, RunStarted, TaskF
 
 
 class TensorBoard:
-    """Losses and accuracies while a run goes on, ACC and BWT at its end."""
+    """Write losses and accuracies during a run, ACC and BWT at its end."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise InputError(
                 "--tensorboard needs a package; install it with `pip install 'trgp[tensorboard]'`."
             )
-        self._writers: dict[int, Any] = {}  # by seed: several may be learning
+        self._writers: dict[int, Any] = {}  # by seed: several may be in progress
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -40,7 +40,7 @@ class TensorBoard:
     def _open(self, folder: Path, run: RunStarted) -> None:
         if not run.done_tasks and not run.done_epochs:
             for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()  # of a run that is started over: its curves would mix with these
+                old.unlink()  # curves of an earlier run would mix with these
         made = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
         self._writers[run.seed] = made
 

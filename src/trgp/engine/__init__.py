@@ -1,1 +1,1 @@
-"""One step, one task, one run."""
+"""Runs, from a single step to a whole sweep."""

@@ -1,4 +1,4 @@
-"""An epoch's batches by index."""
+"""Batches of an epoch, gathered by index."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -12,11 +12,11 @@ from ..benchmarks.data import Tensors
 from ..draws import order
 from ..methods.base import Batch
 
-FETCHED = 1 << 21  # numbers at once, at most, but for a batch by itself
+FETCHED = 1 << 21  # upper bound on numbers gathered at once; a single batch may exceed it
 
 
 class Part(NamedTuple):
-    """Samples that are learnt together, as one task."""
+    """Samples that are trained together, as one task."""
 
     task: int
     head: int
@@ -24,14 +24,14 @@ class Part(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A batch: of which part, and how many samples."""
+    """A batch: the index of its part and its number of samples."""
 
     part: int
     length: int
 
 
 class Fetched(NamedTuple):
-    """The samples of some batches of a part, after each other."""
+    """Consecutive batches of one part, gathered together."""
 
     part: Part
     lengths: list[int]
@@ -40,9 +40,9 @@ class Fetched(NamedTuple):
 
 
 def cuts(n: int, size: int) -> list[slice]:
-    """0 to n in pieces of a size; a last piece of one, where they are larger, joins that before.
+    """Cut 0 to n into slices of a size; a last slice of one sample is merged into the one before.
 
-    BatchNorm has no statistics of a single sample.
+    BatchNorm has no statistics of a single sample. With size 1 nothing is merged.
     """
     starts = list(range(0, n, size))
     if len(starts) > 1 and n - starts[-1] == 1 < size:
@@ -52,7 +52,7 @@ def cuts(n: int, size: int) -> list[slice]:
 
 @lru_cache(maxsize=64)
 def _pieces(counts: tuple[int, ...], size: int) -> tuple[tuple[Cut, ...], Tensor]:
-    """The batches of parts with so many samples, and where each begins among all samples."""
+    """Return the batches of parts with these counts, and the start of each among all samples."""
     before = accumulate(counts, initial=0)
     found = [
         (Cut(i, cut.stop - cut.start), start + cut.start)
@@ -63,10 +63,10 @@ def _pieces(counts: tuple[int, ...], size: int) -> tuple[tuple[Cut, ...], Tensor
 
 
 def rows_of(parts: Sequence[Part], size: int, *key: int | str) -> tuple[tuple[Cut, ...], Tensor]:
-    """Every sample once, in the order of a key: the batches, and a row of indices for each.
+    """Draw an order of all samples from a key: the batches, and a row of indices for each.
 
-    A batch is of one part; those of several parts are mixed. A row is as long as the longest, and
-    its first `length` entries count.
+    A batch has samples of one part; batches of several parts are shuffled. A row is as long as the
+    longest batch, and its first `length` entries count.
     """
     counts = tuple(len(part.samples) for part in parts)
     found, starts = _pieces(counts, size)
@@ -79,20 +79,20 @@ def rows_of(parts: Sequence[Part], size: int, *key: int | str) -> tuple[tuple[Cu
 
 
 def epoch_batches(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Batch]:
-    """The same as batches."""
+    """Yield every sample of the parts once, in batches; the key decides the order."""
     for part, lengths, x, y in fetched(parts, size, *key):
         for own_x, own_y in zip(x.split(lengths), y.split(lengths), strict=True):
             yield Batch(own_x, own_y, part.task, part.head)
 
 
 def fetched(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Fetched]:
-    """The same, several batches of one part at once.
+    """Yield the batches of `epoch_batches`, several batches of one part at a time.
 
-    A batch by itself takes a GPU less time than Python takes to ask for it.
+    Gathering a single batch takes a GPU less time than Python takes to request it.
     """
     found, rows = rows_of(parts, size, *key)
     device = parts[0].samples.y.device
-    if device.type == "cuda":  # or this would wait for all that is queued
+    if device.type == "cuda":  # an unpinned copy would wait for all queued work
         rows = rows.pin_memory().to(device, non_blocking=True)
     numbers = rows.shape[1] * parts[0].samples.x.shape[1:].numel()
     many = max(1, FETCHED // max(1, numbers)) if len(parts) == 1 else 1
@@ -105,7 +105,7 @@ def fetched(parts: Sequence[Part], size: int, *key: int | str) -> Iterator[Fetch
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """Parts that share a head as one, so that a batch mixes them."""
+    """Merge parts that share a head, so that a batch mixes them."""
     first = parts[0]
     x, y = (torch.cat([getattr(p.samples, key) for p in parts]) for key in ("x", "y"))
     return Part(first.task, first.head, Tensors(x, y, first.samples.normalisation))

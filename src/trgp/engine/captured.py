@@ -1,9 +1,9 @@
-"""The steps of one task as replayed work: each from the batch's index to the update, in one graph.
+"""Captured steps of one task: each step, from batch indices to update, is replayed as one graph.
 
-The text of a step is the eager one. What differs from step to step lies in tensors that stay where
-they are: how many steps are done, the epoch's rows of indices, the rate, the parameters, what moves
-of the state. Several runs can be stacked on each other: then all of these have the runs as their
-first axis, and a step is that of `stacked`.
+The code of a step is the eager one. All that differs from step to step lies in tensors at fixed
+addresses: the number of finished steps, the epoch's rows of indices, the learning rate, the
+parameters and the moving state. Several runs can be vmapped: these tensors then have the runs as
+their first axis, and `stacked` computes the step.
 """
 
 from collections import Counter
@@ -23,12 +23,12 @@ from .replay import Replay
 from .stacked import stacked_step
 from .train import Trained, Work, check_moving, progress_of, train_step
 
-CHUNK = 64  # steps that are queued in one turn; far more would fill the queue of the device
-FLOATS = 1 << 31  # bytes; a task's samples are normalised beforehand if they take no more
+CHUNK = 64  # steps queued per turn; far more would fill the queue of the device
+FLOATS = 1 << 31  # bytes; the samples of a task are normalised beforehand if they take no more
 
 
 class CapturedTask:
-    """One task of one run, or of several with equal shapes stacked on each other."""
+    """Captured steps of one task, for one run or several vmapped runs of equal shapes."""
 
     def __init__(
         self,
@@ -37,14 +37,16 @@ class CapturedTask:
         stacked: bool = False,
         gradients: Gradients = loss_and_gradients,
     ) -> None:
-        """`method` is that of the first run; of the others only options that steps read matter.
+        """Load the first epoch of every run into tensors at fixed addresses.
 
-        gradients: what computes those of a single run.
+        Args:
+            method: the first run's; the others have the same options wherever a step reads one.
+            gradients: computes the gradients of a single run.
         """
         device = method.network.device
         first = works[0].epoch
         if len({tuple(len(part.samples) for part in work.epoch.parts) for work in works}) > 1:
-            raise RuntimeError("the runs have other numbers of samples")
+            raise RuntimeError("the runs differ in their numbers of samples")
         self.task = first.task
         self._method = method
         self._stacked = stacked
@@ -67,8 +69,8 @@ class CapturedTask:
         self._progress = progress_of(self._numbers[0] if stacked else self._numbers)
         self._step = torch.zeros(1, dtype=torch.long, device=device)
         self._rows = self._joined_rows(works)
-        # As many digits as a number in Python has, of which a step reads what its weights have; a
-        # stack, whose bits are its own, is spared the casts.
+        # A float64 rate has all digits of Python's number; a step casts it to the weights' type.
+        # Vmapped runs, whose bits differ from a single run's anyway, are spared the casts.
         wide = not stacked or any(t.dtype == torch.float64 for t in self._params.values())
         dtype = torch.float64 if wide else torch.float32
         self._lr = self._joined([torch.zeros((), dtype=dtype, device=device) for _ in works])
@@ -77,7 +79,7 @@ class CapturedTask:
         self._replay = Replay(device)
 
     def train(self, works: Sequence[Work]) -> Generator[None, None, list[Trained]]:
-        """As the eager epoch, of every run; it pauses for others to queue their work as well."""
+        """Train every run for one eager epoch, with pauses in which other runs queue their work."""
         method = self._method
         first = works[0].epoch
         batches, _ = first.rows()
@@ -86,11 +88,11 @@ class CapturedTask:
         self._load(works)
         for cut, count in Counter(batches).items():
             if (cut, begins) not in self._replay:
-                # At a batch of its own: another's samples may not be there in this part.
+                # Capture at a batch of this cut: indices of another may lie outside of this part.
                 self._step.fill_(batches.index(cut))
                 body = partial(self._body, works[0], cut, begins)
                 self._replay.prepare((cut, begins), body, count)
-                self._load(works)  # once more: a capture has changed it
+                self._load(works)  # again: the capture has changed it
         first.settle(method)
         for k, cut in enumerate(batches):
             if k and k % CHUNK == 0:
@@ -100,11 +102,11 @@ class CapturedTask:
         return [self._result(k, work, loss) for k, work in enumerate(works)]
 
     def forget(self) -> None:
-        """Let go of what was captured, which may hold this task in turn."""
+        """Release the captured graphs, which may refer back to this task."""
         self._replay = Replay(self._step.device)
 
     def _load(self, works: Sequence[Work]) -> None:
-        """What an epoch begins with, into the tensors that the graphs know."""
+        """Copy the start of an epoch into the tensors that the graphs use."""
         params = [self._params_of(work) for work in works]
         for name, tensor in self._params.items():
             self._put(tensor, [own[name] for own in params])
@@ -141,7 +143,7 @@ class CapturedTask:
             changed = [n for n, tensor in params.items() if tensor is not self._params[n]]
             if new := [path for path, _ in leaves(changes) if path not in self._moving]:
                 raise ValueError(
-                    f"A step made {', '.join(new)} of the state; let begin_task put it there."
+                    f"A step added {', '.join(new)} to the state; create it in begin_task."
                 )
             moved = [(p, t) for p, t in leaves(changes) if t is not self._moving[p]]
             if changed or moved:
@@ -174,7 +176,7 @@ class CapturedTask:
         return params, changes, loss
 
     def _result(self, k: int, work: Work, loss: Tensor) -> Trained:
-        """The k-th run's, by the names and in the shapes it has alone."""
+        """Return the result of run k, with the names and shapes that it has alone."""
         params: Params = {n: self._own(t, k).clone() for n, t in self._params.items()}
         if self._stacked:
             params = self._method.from_stack(params, work.params, work.state)
@@ -186,7 +188,7 @@ class CapturedTask:
         return path.partition("/")[0] in self._method.moving
 
     def _params_of(self, work: Work) -> Params:
-        """What a run begins an epoch with; in a stack by names and in shapes that all have."""
+        """Parameters at the start of an epoch; vmapped runs share their names and shapes."""
         if self._stacked:
             return self._method.to_stack(work.params, work.state)
         return work.params
@@ -195,7 +197,7 @@ class CapturedTask:
         return torch.stack(list(tensors)) if self._stacked else tensors[0].clone()
 
     def _joined_rows(self, works: Sequence[Work]) -> Tensor:
-        """On the device; of a stacked run those of its own samples, which lie after the others'."""
+        """Index rows on the device, offset per vmapped run, whose samples follow the others'."""
         rows = []
         for k, work in enumerate(works):
             cuts, own = work.epoch.rows()
@@ -214,7 +216,7 @@ class CapturedTask:
 
 
 def _together(sets: Sequence[Tensors]) -> Tensors:
-    """The samples of all runs after each other, normalised beforehand where there is room."""
+    """Concatenate the samples of all runs, normalised beforehand if there is room."""
     first = sets[0]
     if sum(samples.x.numel() for samples in sets) * 4 <= FLOATS:
         sets = [Tensors(*samples.batch(slice(None))) for samples in sets]

@@ -1,10 +1,11 @@
-"""A run that can be killed at any moment: what is finished lies on the disk, whole.
+"""Checkpoints of a run, which can be killed at any time and resumes from complete files.
 
-`task.safetensors` is of the beginning of a task and holds everything; `epoch.safetensors` is of an
-epoch and holds what epochs change. Both are written as often as takes a fortieth of the time, on a
-GPU beside it, and when the run is interrupted: what was not is learnt again. The second belongs to
-the first only if it names the same task: one left from the task before is ignored. The epochs that
-are finished tell the two apart, so that neither is read in the other's place.
+`task.safetensors` stores the beginning of a task with everything in it; `epoch.safetensors` stores
+the end of an epoch with only what epochs change. Both are written so often that writing takes a
+fortieth of the time, on a GPU in the background, and when the run is interrupted; epochs that were
+not written are trained again. An epoch file belongs to the task file only if both name the same
+task; one left from the task before is ignored. The number of finished epochs distinguishes the two
+files, so that neither is read in place of the other.
 """
 
 import time
@@ -33,7 +34,7 @@ from .position import (
 from .writer import Writer
 
 FORMAT = 4
-SPARE = 39  # of forty parts of the time; one is for writing
+SPARE = 39  # parts of the time for other work per part for writing
 TASK, EPOCH = "task.safetensors", "epoch.safetensors"
 
 
@@ -41,43 +42,44 @@ class Checkpoints:
     """The checkpoints of one run in its folder."""
 
     def __init__(self, folder: Path, run: Mapping[str, Any], device: torch.device) -> None:
-        """`run` says which run this is; the checkpoint of another is refused."""
+        """`run` identifies this run; the checkpoint of another run is refused."""
         self.folder = folder
         self._task_file = folder / TASK
         self._epoch_file = folder / EPOCH
         self._run = dict(run)
         self._device = device
-        self._due = 0.0  # when something is written next
-        # What is not known to be on the disk, a task's beginning first. The writer only notes what
-        # it has written, so that nothing is lost wherever an interrupt comes.
+        self._due = 0.0  # time of the next write
+        # Content not known to be on the disk, the task file first. The writer only notes what it
+        # has written, so that an interrupt loses nothing wherever it arrives.
         self._left: dict[Path, Content] = {}
         self._written: list[Content] = []
         self._writer = Writer(device)
         for draft in (*folder.glob(".*.safetensors.*"), *folder.glob(".*.json.*")):
-            draft.unlink()  # of a writer that was killed
+            draft.unlink()  # left by a killed writer
 
     def save_task(self, position: Position, company: int = 1) -> Position:
-        """At the beginning of a task; the position to go on from.
+        """Save the beginning of a task and return the position to continue from.
 
-        company: how many runs share the time that writing may take.
+        Args:
+            company: number of concurrent runs, which share the time that writing may take.
         """
         self._left = {self._task_file: self._content(settled(position), position.state)}
         self._write(company)
         return position
 
     def save_epoch(self, position: Position, moving: Mapping[str, Any], company: int = 1) -> None:
-        """After an epoch, in which only the parameters and `moving` have changed."""
+        """Save the end of an epoch, which changed only the parameters and `moving`."""
         self._left[self._epoch_file] = self._content(settled(position), moving)
         self._write(company)
 
     def begin_to_catch_up(self) -> None:
-        """Begin to write what is not written yet; `catch_up` tells when it is."""
-        with suppress(Exception):  # what went wrong before is tried once more
+        """Start writing all content that is not on the disk; `catch_up` waits for it."""
+        with suppress(Exception):  # a failed write is tried again
             self._settle()
         self._begin(company=1)
 
     def catch_up(self) -> None:
-        """Write what is not written yet."""
+        """Write all content that is not on the disk, and wait for it."""
         self.begin_to_catch_up()
         self._settle()
 
@@ -92,7 +94,7 @@ class Checkpoints:
             self._writer.start(partial(self._write_all, {**self._left}, company))
 
     def _settle(self) -> None:
-        """Wait for what is being written; what is not, for an error, is left as before."""
+        """Wait for the current write; content that an error kept from the disk stays queued."""
         try:
             self._writer.wait()
         finally:
@@ -110,9 +112,11 @@ class Checkpoints:
         self._due = now + SPARE * company * (now - start)
 
     def load(self, initial: Params) -> Position | None:
-        """Where the run was interrupted, or None where it has not begun.
+        """Return the last saved position, or None if the run has not begun.
 
-        initial: parameters of the network whose shapes those in the files must have.
+        Args:
+            initial: parameters whose shapes and types the files must match; empty if the method
+                resizes the network.
         """
         if not self._task_file.exists():
             return None
@@ -134,9 +138,9 @@ class Checkpoints:
             write_tensors(path, tensors, meta)
         except OSError as error:
             raise RunError(
-                f"The checkpoint {path} could not be written: {error.strerror or error}. What was "
-                "saved before is whole; make room or allow writing there, and give the same "
-                "command, without --fresh, again."
+                f"The checkpoint {path} could not be written: {error.strerror or error}. "
+                "Earlier saves are intact; free space or allow writing there, and repeat the "
+                "command without --fresh."
             ) from error
 
     def _read(self, path: Path, initial: Params) -> Position:
@@ -146,7 +150,7 @@ class Checkpoints:
             check_fields(meta, IDENTITY, path, FIX)
             if meta["format"] != FORMAT or meta["run"] != self._run:
                 raise RunError(
-                    f"The checkpoint {path} is of another run "
+                    f"The checkpoint {path} belongs to another run "
                     f"({_difference(meta['run'], self._run)}); give the command that began it, or "
                     f"{start_over}."
                 )
@@ -161,15 +165,15 @@ class Checkpoints:
         if begun != (path == self._task_file):
             own, place = (TASK, EPOCH) if begun else (EPOCH, TASK)
             raise RunError(
-                f"The checkpoint {path} is a {own} in the place of {place}; put it back, or "
+                f"The checkpoint {path} is a {own} in place of {place}; put it back, or "
                 f"{start_over}."
             )
         return position
 
 
 def clear(folder: Path) -> None:
-    """Forget the run."""
-    # The task's file first: an epoch's file alone is never read.
+    """Delete the checkpoints of the run."""
+    # The task file first: an epoch file alone is never read.
     for name in (TASK, EPOCH):
         (folder / name).unlink(missing_ok=True)
 

@@ -1,8 +1,9 @@
 """Training of children: networks that a method needs before or after a task's own epochs.
 
-A child is trained as a task is, by the run's rate, batch size and plateau rule, with captured steps
-where the run has them. Children of one call that differ only in parameters and moving state share
-one captured step, into which each is loaded in turn; a child's bits do not depend on the others.
+A child is trained like a task, with the run's learning rate, batch size and plateau rule, and with
+captured steps if the run has them. Children of one call that differ only in parameters and moving
+state share one captured step, into which each is loaded in turn; a child's bits do not depend on
+the other children.
 """
 
 from collections.abc import Generator, Sequence
@@ -26,7 +27,7 @@ from .train import Epoch, Trained, Work, diverged, train_epoch, trained_names
 
 
 class TaskContext(Protocol):
-    """What children need of the task that they belong to."""
+    """The part of a task's context that training its children needs."""
 
     @property
     def training(self) -> Training: ...
@@ -49,11 +50,11 @@ class TaskContext(Protocol):
 def train_children(
     ctx: TaskContext, children: Sequence[Child], epochs: int, purpose: str
 ) -> list[TrainedChild]:
-    """Every child after at most so many epochs on the task's train samples.
+    """Train every child on the task's train samples.
 
     Args:
-        epochs: at most; with a patience the weights of the best validation loss are returned.
-        purpose: what the order of samples is drawn by, beside the run's seed and the task.
+        epochs: upper bound; with a patience, the weights of the best validation loss are returned.
+        purpose: key of the order of samples, together with the run's seed and the task.
     """
     trainer = _Trainer(ctx, epochs, purpose)
     try:
@@ -63,7 +64,7 @@ def train_children(
 
 
 class _Trainer:
-    """The captured steps and the evaluation that the children of one call share."""
+    """Captured steps and evaluations that the children of one call share."""
 
     def __init__(self, ctx: TaskContext, epochs: int, purpose: str) -> None:
         self._ctx = ctx
@@ -90,7 +91,7 @@ class _Trainer:
         return best
 
     def forget(self) -> None:
-        """Let go of captured steps, which hold their tensors."""
+        """Release the captured steps, which keep their tensors alive."""
         for steps in self._steps.values():
             steps.forget()
 
@@ -130,14 +131,16 @@ class _Trainer:
 
 
 def _apart(child: Child) -> Params:
-    """The parameters with running statistics of their own, which training changes in place."""
+    """Clone the running statistics, because training updates them in place."""
     buffers = child.method.network.buffers
     return {**child.params, **{name: child.params[name].clone() for name in buffers}}
 
 
 def _shared_by(child: Child) -> object:
-    """What children have in common that one captured step can train: the method, all shapes, and
-    the very tensors of the state that no step changes."""
+    """Key of the children that one captured step can train.
+
+    It holds the method, all shapes, and the identity of the state tensors that no step changes.
+    """
     tensors = tuple((name, tensor.shape) for name, tensor in child.params.items())
     state = tuple(
         (path, tensor.shape if path.partition("/")[0] in child.method.moving else id(tensor))
@@ -147,7 +150,7 @@ def _shared_by(child: Child) -> object:
 
 
 def _result(turns: Generator[None, None, list[Trained]]) -> list[Trained]:
-    """Drive captured steps to the end of their epoch."""
+    """Run captured steps to the end of their epoch and return its result."""
     while True:
         try:
             next(turns)

@@ -1,9 +1,9 @@
-"""Whose the time is, where several runs take turns in one thread.
+"""Time accounting for concurrent runs, which take turns in one thread.
 
-Steps, validation and, but for stacks, evaluation are queued in turns: a run counts its share of the
-time that they take. What else a run does between epochs all others wait for: it is counted whole,
-as that run's, and left out of what the others share. So what all runs count adds up to no more than
-what passed.
+Steps, validation and, except for vmapped runs, evaluation are queued in turns: a run is charged its
+share of the time that they take. All other work between epochs blocks the other runs: it is charged
+to its run in full, and left out of the time that the runs share. The times of all runs therefore
+add up to no more than the time that passed.
 """
 
 import time
@@ -18,29 +18,29 @@ Spent = dict[str, float]
 
 
 class Clock:
-    """One for all runs that take turns."""
+    """One clock for all runs that take turns."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._company = 1
-        self._at = time.perf_counter()  # until when time has been counted
-        self._open = 0.0  # seconds that no run had for itself
-        self._share = 0.0  # what each run's share of these has come to
-        # By stream: what a stack's runs validate after each other all of them wait for.
+        self._at = time.perf_counter()  # time is counted up to here
+        self._open = 0.0  # shared seconds, charged to no run alone
+        self._share = 0.0  # each run's share of these seconds
+        # By stream: vmapped runs validate one after another, and all of them wait for it.
         self._queued: dict[object, list[tuple[Any, Any]]] = {}
         self._validated: dict[object, float] = {}
 
     def among(self, company: int) -> None:
-        """From now on so many runs share the time."""
+        """Set how many runs share the time from now on."""
         if company != self._company:
             self._count()
             self._company = company
 
     @contextmanager
     def alone(self, spent: Spent, phase: str) -> Iterator[None]:
-        """What others wait for, counted whole however many they are.
+        """Charge blocking work to this run in full, however many others wait.
 
-        On a GPU that is rather too much: meanwhile it works off what the others have queued.
+        On a GPU the charge is somewhat too high: meanwhile it works off what others have queued.
         """
         self._count()
         yield
@@ -50,13 +50,13 @@ class Clock:
 
     @contextmanager
     def shared(self, spent: Spent, phase: str) -> Iterator[None]:
-        """What takes turns, from where the run has waited for the device to where it has again."""
+        """Time work interleaved with other runs, between two device syncs."""
         self._count()
         opened, share, validated = self._open, self._share, self._validation()
         yield
         self._count()
         passed, share = self._open - opened, self._share - share
-        # On a GPU it may have gone on while another run had the thread for itself.
+        # On a GPU, validation may have gone on while another run blocked the thread.
         validation = min(passed, self._validation() - validated)
         validation = share * validation / passed if passed else 0.0
         _add(spent, phase, share - validation)
@@ -70,7 +70,7 @@ class Clock:
 
     @contextmanager
     def validation(self) -> Iterator[None]:
-        """What of the shared time is validation; nobody waits for it here."""
+        """Mark the validation within the shared time, without waiting for the device."""
         stream = self._stream()
         begin, end = self._event(), self._event()
         begin.record(stream)
@@ -79,7 +79,7 @@ class Clock:
         self._queued.setdefault(stream, []).append((begin, end))
 
     def _validation(self) -> float:
-        """Seconds so far, where this run's work is queued."""
+        """Seconds of validation so far on the stream of this run."""
         stream = self._stream()
         queued = self._queued.get(stream, [])
         while queued and queued[0][1].query():
@@ -96,7 +96,7 @@ class Clock:
 
 
 class _Moment:
-    """An event on a CPU, which has done what it was given to do."""
+    """Stand-in for a CUDA event on a CPU, where queued work is already done."""
 
     def record(self, stream: None) -> None:
         self._at = time.perf_counter()

@@ -1,12 +1,12 @@
-"""Runs that learn at the same time on one device.
+"""Concurrent runs on one device.
 
-Every run has its own stream, on which its steps are replayed, and all take turns in the one thread
-that there is: while the device works off what one has queued, the others queue theirs. Runs of
-equal shapes, with networks so small that a step is all overhead, are stacked on each other instead
-and share every step.
+Every run has its own stream, on which its steps are replayed, and all runs take turns in a single
+thread: while the device works off what one run has queued, the others queue theirs. Runs of equal
+shapes, with networks so small that a step is all overhead, are vmapped instead and share every
+step.
 
-A run's draws are keyed by its seed alone. On a stream of its own it comes to the bits that it comes
-to alone; in a stack to those of the same place in any stack as wide.
+A run's random numbers depend on its seed alone. On its own stream it ends with the same bits as
+alone; a vmapped run ends with the bits of the same place in any group of the same width.
 """
 
 from collections import deque
@@ -28,10 +28,10 @@ from .train import Trained, Work, train_epoch
 
 
 def stacks_well(method: Method, x: torch.Tensor) -> bool:
-    """Whether runs of a method are better stacked than side by side, judged by some samples.
+    """Whether runs of a method are faster vmapped than on streams, judged by some samples.
 
-    Measured: stacked convolutions become grouped ones, which are slower than streams. Dropout would
-    draw for the whole stack at once, and running statistics cannot be stacked.
+    Measured: vmapped convolutions become grouped ones, which are slower than streams. Dropout would
+    draw for the whole group at once, and running statistics cannot be vmapped.
     """
     network = method.network
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules())
@@ -45,12 +45,12 @@ def stacks_well(method: Method, x: torch.Tensor) -> bool:
 
 
 class Member:
-    """One run among others."""
+    """One of several concurrent runs."""
 
     def __init__(
         self, sequencer: Sequencer, captured: bool, stream: Stream, compiled: bool = False
     ) -> None:
-        """`stream` is its own, or that of the stack it belongs to."""
+        """`stream` is the run's own, or the one of its vmapped group."""
         self.sequencer = sequencer
         self.method = sequencer.method
         self.asked: Work | None = None
@@ -71,7 +71,7 @@ class Member:
         return self._stream.turn()
 
     def take_turn(self) -> None:
-        """Up to the next pause: some steps are queued, or what came of an epoch is read."""
+        """Advance to the next pause: queue some steps, or read the result of an epoch."""
         if self._training is None:
             self.go_on()
         if self.asked is not None:
@@ -89,7 +89,7 @@ class Member:
             self.go_on(trained)
 
     def go_on(self, answer: Trained | None = None) -> None:
-        """Up to where the run asks for an epoch, pauses or ends."""
+        """Advance until the run requests an epoch, pauses or ends."""
         self.asked = None
         with self.turn():
             try:
@@ -100,24 +100,24 @@ class Member:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End with an error, if it has not ended already; its finished epochs are saved."""
+        """End the run with an error, unless it has ended; its finished epochs are saved."""
         if not self.over:
             told = error if isinstance(error, RunError) else None
             self.over, self.asked = True, None
             self.error = told or RunError(f"{type(error).__name__}: {error}")
-            with suppress(Exception):  # the error that ended it is the one to tell
+            with suppress(Exception):  # report the error that ended the run
                 self.sequencer.save()
 
     def _trained(self, work: Work) -> Generator[None, None, Trained]:
         if not self._captured:
             return train_epoch(self.method, work)
         if self._steps is None or self._steps.task != work.epoch.task:
-            if self._steps is not None:  # the old task goes before the new one comes
+            if self._steps is not None:  # free the old task before the new one allocates
                 self._steps.forget()
                 self._steps = None
             gradients: Gradients = loss_and_gradients
             if self._compiled:
-                from .compiled import Compiler  # which imports torch's: seconds, and rarely needed
+                from .compiled import Compiler  # imports torch's: takes seconds, rarely needed
 
                 gradients = Compiler(work.epoch.batch_size)
             self._steps = CapturedTask(self.method, [work], gradients=gradients)
@@ -126,10 +126,10 @@ class Member:
 
 
 class Stack:
-    """Members that share every step, and one stream."""
+    """Vmapped runs, which share every step and one stream."""
 
     def __init__(self, sequencers: Mapping[int, Sequencer], width: int, stream: Stream) -> None:
-        """`sequencers` by their places in a stack of some width, of which some may be empty."""
+        """`sequencers` by place; of the `width` places some may be empty."""
         self._places = {
             place: Member(each, captured=True, stream=stream) for place, each in sequencers.items()
         }
@@ -138,8 +138,8 @@ class Stack:
         self._width = width
         self._group: dict[int, Member] = {}
         self._steps: CapturedTask | None = None
-        self._proven = False  # whether an epoch was trained: torch can stack these runs
-        self._held: frozenset[int] = frozenset()  # the places whose runs the steps know
+        self._proven = False  # whether an epoch was trained: torch can vmap these runs
+        self._held: frozenset[int] = frozenset()  # the places whose runs are captured
         self._training: Generator[None, None, list[Trained]] | None = None
 
     @property
@@ -147,10 +147,10 @@ class Stack:
         return list(self._places.values())
 
     def take_turn(self) -> None:
-        """Some steps of those furthest behind, once all have asked for an epoch.
+        """Queue steps of the runs furthest behind, once all have requested an epoch.
 
-        So runs that end a task early wait for the others. Every run keeps its place, and in one
-        that is empty another is copied: the bits of a run are the same whoever else is there.
+        Runs that end a task early therefore wait for the others. Every run keeps its place, and an
+        empty place gets a copy of another run: a run's bits do not depend on the other runs.
         """
         if self._training is None:
             for member in self.members:
@@ -174,7 +174,7 @@ class Stack:
                     raise
                 name = type(first.method).__name__
                 raise RunError(
-                    f"{name} cannot be stacked over several seeds ({error}); let its stackable() "
+                    f"{name} cannot be vmapped over several seeds ({error}); let its stackable() "
                     "return False, or give --together 1 and --fresh."
                 ) from error
             else:
@@ -197,8 +197,7 @@ class Stack:
         return (yield from self._steps.train(works))
 
     def _stage(self, member: Member) -> tuple[int, bool]:
-        """What those that train together have in common: the task, and whether it is new to them
-        where that makes a difference."""
+        """Key of the runs that train together: the task, and whether it is new, if that matters."""
         assert member.asked is not None
         epoch = member.asked.epoch
         return epoch.task, not ("first" in member.method.needs and epoch.number == 0)
@@ -206,21 +205,24 @@ class Stack:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Runs that begin when there is room for them."""
+    """Runs that begin when there is room for them, as one vmapped group or a single run."""
 
     runs: int
     begin: Callable[[Stream], Member | Stack | None]
-    """None if there is nothing left to do."""
+    """Start on a stream; None if there is nothing left to do."""
 
 
 def together(
     waiting: Sequence[Waiting], streams: Sequence[Stream], most: int, forgiving: bool
 ) -> Iterator[Member]:
-    """Let all learn, in their order and so many runs at a time, and give each back at its end.
+    """Train all runs in order, and yield each run when it ends.
 
-    streams: one for all that can go on at the same time; another takes that of one that has ended.
-    forgiving: whether whatever else goes wrong than a `RunError`, in a method say, is also told as
-        the failure of that run alone.
+    Args:
+        streams: as many as groups or single runs can train at the same time; one that is waiting
+            gets the stream of one that has ended.
+        most: upper bound on concurrent runs, except within a single group.
+        forgiving: whether an error other than a `RunError`, for example in a method, is also
+            reported as the failure of its own run or group.
     """
     queue = deque(waiting)
     free = list(streams)

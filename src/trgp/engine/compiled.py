@@ -1,9 +1,9 @@
-"""A batch's loss and gradient as one function that torch has compiled.
+"""Loss and gradient of a batch as one function compiled by torch.
 
 Forward and backward pass are traced into one graph of tensor operations, anew for every task, and
-torch's compiler fuses them. Equal graphs are compiled once in a process, whichever run, task or
-head they are of: graphs that read more than the network's parameters and the batch, such as bases
-that grow, are not compiled at all. Dropout draws what it draws in eager steps.
+torch's compiler fuses them. Equal graphs are compiled once per process, even if they belong to
+different runs, tasks or heads. Graphs that read more than the network's parameters and the batch,
+such as bases that grow, are not compiled. Dropout draws the same numbers as in eager steps.
 """
 
 import warnings
@@ -24,10 +24,10 @@ _COMPILED: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
 
 
 class Compiler:
-    """The compiled gradients of one task of a run, to be called as `loss_and_gradients`."""
+    """Compiled gradients of one task of a run, called like `loss_and_gradients`."""
 
     def __init__(self, batch_size: int) -> None:
-        """Batches of another size, as the last of an epoch, are not worth compiling for."""
+        """Compile for this batch size; other sizes, such as an epoch's last, are not worth it."""
         self._size = batch_size
         self._made: dict[Hashable, _Compiled | None] = {}
 
@@ -41,7 +41,7 @@ class Compiler:
         factored: Collection[str] = (),
     ) -> tuple[Tensor, Grads]:
         found = None
-        # Running statistics would be changed on the way.
+        # Running statistics would be updated as a side effect.
         if len(batch.y) == self._size and not method.network.buffers:
             key = batch.task, batch.head, batch.first, frozenset(trained), frozenset(factored)
             if key not in self._made:
@@ -56,13 +56,13 @@ class Compiler:
 class _Compiled:
     function: Callable[..., Sequence[Tensor]]
     reads: tuple[str, ...]
-    """Its parameters, after the samples and their labels."""
+    """Names of the parameters it takes, after the samples and their labels."""
     gives: tuple[tuple[str, int], ...]
-    """What it gives after the loss: gradients by name, and of how many tensors each is made."""
+    """Gradients it returns after the loss: the name of each and its number of tensors."""
 
     def __call__(self, network: Network, params: Params, batch: Batch) -> tuple[Tensor, Grads]:
         given = [batch.x, batch.y, *(params[name] for name in self.reads)]
-        # The casts of a lower precision are part of the graph, how products round is not.
+        # The graph contains the casts to a lower precision, but not how products round.
         plain = torch.autocast(network.device.type, enabled=False)
         with torch.no_grad(), network.rounding(), plain:
             loss, *parts = self.function(*given)
@@ -82,7 +82,7 @@ def _compiled(
     trained: Collection[str],
     factored: Collection[str],
 ) -> _Compiled | None:
-    """None where the loss reads more than the network's parameters and the batch."""
+    """Compile a task; None if that fails, or if the loss reads more than parameters and batch."""
     gives: list[tuple[str, int]] = []
 
     def compute(x: Tensor, y: Tensor, *tensors: Tensor) -> list[Tensor]:
@@ -105,10 +105,10 @@ def _compiled(
         given = [batch.x, batch.y, *(params[name] for name in read)]
         with method.network.rounding():
             function = _once_compiled(_without_unused(traced), given)
-    except Exception as error:  # whatever it is, the steps can be taken as they are
+    except Exception as error:  # on any error, the steps run uncompiled
         warnings.warn(
-            f"The network could not be compiled ({type(error).__name__}: {error}); its steps are "
-            "taken uncompiled. Give --engine captured to leave this out.",
+            f"The network cannot be compiled ({type(error).__name__}: {error}) and runs "
+            "uncompiled; give --engine captured to skip compilation.",
             stacklevel=2,
         )
         return None
@@ -116,12 +116,12 @@ def _compiled(
 
 
 def _in_place(node: fx.Node) -> bool:
-    """Whether it changes a tensor: dropout on a CPU does, and is then compiled wrongly."""
+    """Whether a node changes a tensor: dropout on a CPU does, and would be compiled wrongly."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _without_unused(traced: fx.Graph) -> fx.GraphModule:
-    """The graph with those of its inputs that it reads, and names that depend on nothing else."""
+    """Drop unused inputs and rename the others by place, so that equal graphs have equal code."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for k, node in enumerate(traced.nodes):
@@ -140,12 +140,12 @@ def _once_compiled(
     shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
     key = module.code, shapes, torch.get_float32_matmul_precision()
     if key not in _COMPILED:
-        # Dropout draws in the order of memory, which is then the one that eager steps have.
+        # Dropout draws in memory order; with the layout kept, this is the order of eager steps.
         options = {"fallback_random": True, "layout_optimization": False}
-        # Kernels are not chosen by timing them, or their bits would vary from process to process.
+        # Kernels chosen by timing would make the bits vary from process to process.
         if hasattr(torch._inductor.config, "deterministic"):
             options["deterministic"] = True
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about its own parts
+            warnings.simplefilter("ignore")  # torch warns about its own parts
             _COMPILED[key] = torch._inductor.compile(module, list(given), options=options)
     return _COMPILED[key]

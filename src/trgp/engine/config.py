@@ -1,4 +1,4 @@
-"""Everything a run is decided by, as frozen dataclasses: training, method and data."""
+"""Everything that determines a run, as frozen dataclasses: training, method and data."""
 
 import dataclasses
 import hashlib
@@ -22,40 +22,40 @@ from ..options import check_count, check_number
 
 @dataclass(frozen=True)
 class Training:
-    """How a task is trained and every task evaluated."""
+    """Training of a task and evaluation of all tasks."""
 
     lr: float = 0.01
     """Learning rate of plain SGD."""
     batch: int = 64
-    """Samples a step. A last batch of one sample joins the one before."""
+    """Batch size. A final batch of one sample is merged into the previous one."""
     lr_decay: float = 1.0
-    """What the rate is multiplied by after every epoch of a task."""
+    """Factor on the learning rate after every epoch of a task."""
     epochs: int = 50
-    """Epochs a task, at most where there is a patience."""
+    """Epochs per task (an upper bound if patience is set)."""
     patience: int = 0
-    """After so many epochs without a better validation loss the rate is cut, and in the end the
-    best weights are restored (0: no cut, and the last weights stay)."""
+    """Epochs without a better validation loss before the learning rate is cut; the best weights are
+    restored at the end of the task. 0 disables both."""
     lr_factor: float = 2.0
-    """What the rate is divided by when it is cut."""
+    """Divisor of the learning rate when it is cut."""
     lr_min: float = 1e-5
-    """A task ends when the rate is cut to less than this."""
+    """A task ends when the learning rate is cut to less than this."""
     test_batch: int = 64
-    """Samples a batch of validation and test. It changes accuracy only where BatchNorm uses the
-    statistics of the batch at hand."""
+    """Batch size of validation and test. It changes accuracy only where BatchNorm uses the
+    statistics of the current batch."""
     test_passes: int = 1
-    """How many passes over the shuffled test set an accuracy is the mean of: more than one makes
-    sense only where BatchNorm uses the batch at hand."""
+    """Passes over the shuffled test set that an accuracy is averaged over. More than one is useful
+    only where BatchNorm uses the current batch."""
     redrawn_validation: bool = False
     """Quirk: validation batches are drawn anew in every epoch, because the published code shuffles
-    whatever it evaluates; where BatchNorm uses the batch at hand, that is noise in the loss that
-    the rate is cut by. No preset has it."""
+    all data that it evaluates. Where BatchNorm uses the current batch, this adds noise to the loss
+    that decides when the learning rate is cut. No preset sets it."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """What the network's own products are rounded to while it trains, where the device can;
-    projections, selection and evaluation are not."""
+    """Precision of the network's own products while it trains, if the device supports it;
+    projections, selection and evaluation are never rounded."""
     score_on: Literal["test", "validation"] = "test"
-    """What the accuracy matrix is measured on: settings are to be chosen on validation data."""
+    """Data that the accuracy matrix is measured on; choose settings on validation data."""
     evaluate_unseen: bool = False
-    """Also evaluate tasks before they are learnt, for the forward transfer (FWT)."""
+    """Also evaluate tasks before they are trained, to measure forward transfer (FWT)."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "test_batch", "test_passes"):
@@ -76,7 +76,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration; a seed makes a run of it."""
+    """One configuration; with a seed it determines a run."""
 
     benchmark: str
     method_name: str
@@ -85,11 +85,11 @@ class Config:
     method: Method
     data: Options
     data_source: str | None = None
-    """A checksum of a user's own data: other data is another configuration."""
+    """Checksum of a user's own data, because other data makes another configuration."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every field by its name, the sources of a user's own classes as checksums."""
+        """Every field by name, with checksums of the sources of a user's own classes and data."""
         flat = {
             field.name: getattr(part, field.name)
             for part in (self.data, self.training, self.method)
@@ -105,13 +105,13 @@ class Config:
 
     @cached_property
     def stored(self) -> dict[str, Any]:
-        """The settings as a result holds them."""
+        """The settings as a result stores them."""
         return _as_json(self.settings)
 
     def is_of(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a result has these settings, some of which it may be too old to name.
+        """Whether a stored result has these settings; one that it lacks counts as the default.
 
-        A setting that is new must do nothing by default.
+        A new setting must therefore change nothing by default: an old result does not name it.
         """
         parts = (self.data, self.training, self.method)
         return {**_defaults(*map(type, parts)), **stored} == self.stored
@@ -129,9 +129,10 @@ class Config:
 
 @cache
 def defaults(benchmark: str, method: str) -> Mapping[str, Any]:
-    """By name, as results hold them, the values of settings that need not be given.
+    """Return the default settings by name, as results store them.
 
-    None of a user's own method, whose module need not be at hand, or of what another version has.
+    Empty for a user's own method, whose module may be missing, and for a benchmark or method that
+    only another version has.
     """
     if ":" in method:
         return {}
@@ -147,7 +148,7 @@ def _defaults(*kinds: type[Any]) -> dict[str, Any]:
 
 
 def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any) -> Config:
-    """A benchmark's preset for a method, with some of its settings changed by name."""
+    """Return a benchmark's preset for a method, with some settings changed by name."""
     entry = benchmarks.entry(benchmark)
     kind = methods.find(method)
     if preset not in entry.presets:
@@ -159,8 +160,8 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
         for field in dataclasses.fields(each):
             if field.name in owner:
                 raise ValueError(
-                    f"{method} has an option '{field.name}', which is a setting of its own; name "
-                    "the option otherwise."
+                    f"{method} has an option '{field.name}', which is also a training or data "
+                    "setting; rename the option."
                 )
             owner[field.name] = part
     for key in changes:
@@ -168,9 +169,7 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
             raise ValueError(
                 f"There is no setting '{key}' for {method} on {benchmark}; {meant(key, owner)}"
             )
-    if (
-        entry.tasks and changes.get("tasks") == entry.tasks
-    ):  # all of them, as if nothing had been said
+    if entry.tasks and changes.get("tasks") == entry.tasks:  # all tasks, which is the default
         changes = {**changes, "tasks": None}
     chosen: dict[str, dict[str, Any]] = {part: {} for part in kinds}
     for key, value in (settings | changes).items():
@@ -181,18 +180,18 @@ def configure(benchmark: str, method: str, preset: str = "paper", **changes: Any
     config = Config(benchmark, method, preset, **parts)
     for key, value in config.settings.items():
         if not _plain(value):
-            raise ValueError(f"{key} is {value!r}, which a result cannot hold; use plain values.")
+            raise ValueError(f"{key} is {value!r}, which a result cannot store; use plain values.")
     return config
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they are when they have been written and read."""
+    """Return the settings as JSON writes and reads them."""
     read: dict[str, Any] = json.loads(json.dumps(settings))
     return read
 
 
 def _plain(value: object) -> bool:
-    """Whether a value can be written down: a finite number, a text, None, or several of them."""
+    """Whether a value can be stored: a finite number, a text, a bool, None, or a list of them."""
     if isinstance(value, (list, tuple)):
         return all(map(_plain, value))
     if isinstance(value, float):
@@ -204,9 +203,9 @@ _SOURCES: "WeakKeyDictionary[ModuleType, str]" = WeakKeyDictionary()
 
 
 def _source(path: str, what: str) -> str:
-    """A checksum of a user's module: another text is another configuration.
+    """Return a checksum of a user's module, because other code makes another configuration.
 
-    Read when it is first used: what the file holds later is not what runs.
+    The source is read at its first use: later changes of the file do not change what runs.
     """
     module = inspect.getmodule(imported(path, what))
     if module is None:
@@ -215,6 +214,6 @@ def _source(path: str, what: str) -> str:
         try:
             text = inspect.getsource(module)
         except (OSError, TypeError):
-            text = uuid4().hex  # typed in: nobody can say that it is the same as before
+            text = uuid4().hex  # typed in: nothing shows that it is unchanged
         _SOURCES[module] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return _SOURCES[module]

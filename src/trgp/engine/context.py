@@ -1,4 +1,4 @@
-"""What a method is given before and after a task."""
+"""The context that a method gets before and after a task."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .replay import Replay
 
 @dataclass(frozen=True)
 class Context:
-    """A task about to begin or just learnt, and the run it belongs to."""
+    """A task that is about to begin or has just been trained, and its run."""
 
     network: Network
     task: int
@@ -31,22 +31,22 @@ class Context:
     batch_size: int
     seed: int
     tasks: int
-    """Of the whole run."""
+    """Number of tasks in the run."""
     captured: bool = False
-    """Whether what comes often is captured once and then replayed."""
+    """Whether frequent work is captured once and then replayed."""
     training: Training = field(default_factory=Training)
-    """How the run trains a task."""
+    """The training settings of the run."""
     valid: Tensors | None = None
-    """Validation samples of the task; where there are none, the train samples stand in."""
+    """Validation samples of the task; if None, the train samples take their place."""
 
     def samples(self, count: int, purpose: str) -> Batch:
-        """So many random train samples of the task (all, if it has fewer)."""
+        """Draw random train samples of the task (all, if it has fewer)."""
         index = order(len(self.train), self.seed, purpose, self.task)[:count]
         x, y = self.train.batch(index.to(self.train.y.device))
         return Batch(x, y, self.task, self.head)
 
     def batches(self, size: int, purpose: str) -> Iterator[Batch]:
-        """All train samples of the task once, in a random order."""
+        """Yield all train samples of the task once, in a random order."""
         part = Part(self.task, self.head, self.train)
         return epoch_batches([part], size, self.seed, purpose, self.task)
 
@@ -57,15 +57,15 @@ class Context:
         size: int,
         purpose: str,
     ) -> None:
-        """Add to totals, by name, what is computed of every batch of the task's train samples.
+        """Add to `totals`, by name, the values that `of` computes from every train batch.
 
-        `of` reads the batch and tensors that stay as they are, and nothing else.
+        `of` may read the batch and tensors that do not change, and nothing else.
         """
         replay = Replay(self.network.device)
         held: dict[torch.Size, Batch] = {}
 
         def add(batch: Batch) -> None:
-            # A view, so that a network that reshapes its input in place leaves the batch as it is.
+            # A view, because a network may reshape its input in place.
             found = of(batch._replace(x=batch.x.detach()))
             if found:
                 torch._foreach_add_([totals[name] for name in found], list(found.values()))
@@ -80,12 +80,12 @@ class Context:
                 before = [total.clone() for total in totals.values()]
                 coming = len(self.train) // size if shape[0] == size else 1
                 replay.prepare(shape, partial(add, held[shape]), coming)
-                torch._foreach_copy_(list(totals.values()), before)  # as before the capture
+                torch._foreach_copy_(list(totals.values()), before)  # undo what the capture added
             torch._foreach_copy_([held[shape].x, held[shape].y], [batch.x, batch.y])
             replay(shape)
 
     def gradients(self, method: Method, batch: Batch) -> Grads:
-        """Of the loss at ctx.params, without dropout and in full precision."""
+        """Compute gradients of the loss at ctx.params, without dropout, in full precision."""
         self.network.module.eval()
         _, grads = loss_and_gradients(
             method, self.params, self.state, batch, self.network.trainable, rounded=False
@@ -95,12 +95,12 @@ class Context:
     def train_children(
         self, children: Sequence[Child], epochs: int, purpose: str
     ) -> list[TrainedChild]:
-        """Children trained on the task's samples as the task itself is, for so many epochs at most.
+        """Train children on the task's samples, with the task's settings, for at most `epochs`.
 
-        Each comes back with its loss and accuracy on the task's validation samples.
+        Each is returned with its loss and accuracy on the task's validation samples.
         """
         return train_children(self, children, epochs, purpose)
 
     def initial_params(self) -> Params:
-        """A network freshly initialised for this task."""
+        """Return the parameters of a network freshly initialised for this task."""
         return self.network.initial_params(self.task)

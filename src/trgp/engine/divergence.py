@@ -1,4 +1,4 @@
-"""Where a training that went wrong did so."""
+"""Diverged training: its errors, and a search for the step and layer where it began."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,28 +14,31 @@ from .errors import RunError
 from .gradients import loss_and_gradients
 
 LARGE = "the largest weights are in"
-LIMIT = 1e6  # a mean loss above this is no training any more
+LIMIT = 1e6  # a mean loss above this counts as diverged
 
 
 class DivergenceError(RunError):
-    """A loss that grew beyond bounds or is no number."""
+    """The loss exceeds the limit, or it is NaN."""
 
     def __init__(self, task: int, epoch: int, step: int, layer: str, what: str) -> None:
         super().__init__(
             f"The training diverged in task {task + 1}, epoch {epoch + 1}, step {step}: {what} "
-            f"'{layer}'. Try a smaller --lr, or for trgp a smaller --scale-rate, and see that the "
-            "data is finite; epochs finished before are kept."
+            f"'{layer}'. Try a smaller --lr, or for trgp a smaller --scale-rate, and check that "
+            "the data is finite; finished epochs are saved."
         )
         self.task, self.epoch, self.step, self.layer = task, epoch, step, layer
 
     @classmethod
     def unlocated(cls, task: int, epoch: int) -> "DivergenceError":
-        """One that cannot be found again step by step, where sums round differently."""
+        """Build the error for a divergence that a repetition in eager steps does not show.
+
+        Sums round differently there.
+        """
         error = cls(task, epoch, 0, "", "")
         error.args = (
-            f"The training diverged in task {task + 1}, epoch {epoch + 1}: its loss is beyond all "
-            "bounds or no number, though no step is when they are repeated one by one. Try a "
-            "smaller --lr, and see that the validation samples are finite.",
+            f"The training diverged in task {task + 1}, epoch {epoch + 1}: its loss is NaN or "
+            "too large, but repeating the epoch step by step shows no such step. Try a smaller "
+            "--lr, and check that the validation samples are finite.",
         )
         return error
 
@@ -44,7 +47,7 @@ class DivergenceError(RunError):
 
 
 class SeedsFailedError(RunError):
-    """Some seeds diverged; the results of the others are here."""
+    """Some seeds diverged; `finished` has the results of the others."""
 
     def __init__(self, failures: Sequence[DivergenceError], finished: Results) -> None:
         super().__init__(" ".join(str(failure) for failure in failures))
@@ -61,18 +64,17 @@ def locate(
     trained: Collection[str],
     factored: Collection[str],
 ) -> tuple[int, str, str] | None:
-    """The step, the layer and what was wrong there, by going through the epoch once more.
+    """Repeat an epoch to find the step and the layer that diverged, and what was wrong there.
 
-    None where every step is sound.
-
-    Nothing is looked at while training, since looking would make every step wait for the device.
+    Returns None if every step is sound. Training itself checks nothing, because a check would make
+    every step wait for the device.
     """
     step = 0
     for step, batch in enumerate(batches, 1):
         with _watched(method.network.module) as odd:
             loss, grads = loss_and_gradients(method, params, state, batch, trained, factored)
         if odd:
-            return step, odd[0], "an output is infinite or no number in layer"
+            return step, odd[0], "an output is NaN or infinite in layer"
         if not float(loss) <= LIMIT:
             return step, _largest(params, trained), f"the loss is {float(loss):g}; {LARGE}"
         with torch.no_grad():
@@ -80,11 +82,11 @@ def locate(
         state = {**state, **changes}
         for name in trained:
             if not bool(params[name].isfinite().all()):
-                return step, name, "after the update an entry is infinite or no number in"
+                return step, name, "after the update, an entry is NaN or infinite in"
     with torch.no_grad():
         loss = method.loss(params, state, batch)
     if not float(loss) <= LIMIT:
-        return step, _largest(params, trained), f"after it the loss is {float(loss):g}; {LARGE}"
+        return step, _largest(params, trained), f"after it, the loss is {float(loss):g}; {LARGE}"
     return None
 
 
@@ -94,7 +96,7 @@ def _largest(params: Params, trained: Collection[str]) -> str:
 
 @contextmanager
 def _watched(module: nn.Module) -> Iterator[list[str]]:
-    """Collects the names of the layers with an output that is not finite, first to last."""
+    """Collect the names of the layers with an output that is not finite, first to last."""
     odd: list[str] = []
 
     def hook(name: str) -> Any:

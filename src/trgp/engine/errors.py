@@ -1,8 +1,8 @@
-"""The three ways a run does not end well."""
+"""Errors that end a run: unusable input, a failure and an interrupt."""
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; nothing has been written."""
+    """The user's input cannot be used; nothing has been written."""
 
 
 class RunError(RuntimeError):
@@ -10,4 +10,4 @@ class RunError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: what was finished is saved, and the same command goes on from there."""
+    """Ctrl-C interrupted a run; finished epochs are saved, and the same command resumes it."""

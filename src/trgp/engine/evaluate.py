@@ -1,4 +1,4 @@
-"""Loss and accuracy on samples that are not learnt."""
+"""Loss and accuracy on samples that are not trained on."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from .replay import Replay
 
 
 class Evaluation:
-    """Measures a network; its forward passes are captured where steps are."""
+    """Measures a network, with captured forward passes if steps are captured."""
 
     def __init__(self, network: Network, captured: bool) -> None:
         self._network = network
@@ -29,9 +29,9 @@ class Evaluation:
     def __call__(
         self, weights: Params, part: Part, size: int, passes: int, *key: int | str
     ) -> Tensor:
-        """Mean loss and accuracy (2,) on the device, in shuffled batches, over some passes.
+        """Return mean loss and accuracy, (2,) on the device, over passes of shuffled batches.
 
-        The order belongs to the key alone: where BatchNorm uses the batch at hand, an old task is
+        The order depends on the key alone: where BatchNorm uses the current batch, an old task is
         always measured in the same batches, and its accuracy changes only if the network does.
         """
         self._network.module.eval()
@@ -53,7 +53,7 @@ class Evaluation:
         self._totals += torch.stack([loss.double(), right.double()])
 
     def _held(self, weights: Params) -> Params:
-        """The weights in tensors that the graphs know."""
+        """Copy the weights into the tensors that the graphs use."""
         held = {}
         for name, tensor in weights.items():
             key = name, tensor.shape
@@ -64,7 +64,7 @@ class Evaluation:
         return held
 
     def _replayed(self, weights: Params, part: Part, size: int, *key: int | str) -> None:
-        """Batch by batch from samples that lie where the graphs know, each where one has ended."""
+        """Replay batch by batch on samples in fixed buffers; each begins where the last ended."""
         shapes = frozenset((name, tensor.shape) for name, tensor in weights.items())
         for _, lengths, x, y in fetched([part], size, *key):
             held = self._room(x, y)
@@ -80,7 +80,7 @@ class Evaluation:
                 self._replay(kind)
 
     def _room(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Where samples like these are put: as many as have ever come at once."""
+        """Return buffers for samples of this shape, as many as have ever come together."""
         key = x.shape[1:], x.dtype
         if key not in self._samples or len(self._samples[key][1]) < len(y):
             self._samples[key] = torch.empty_like(x), torch.empty_like(y)
@@ -94,6 +94,6 @@ class Evaluation:
 
 
 def mean(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Over the samples of several parts."""
+    """Return the mean scores over the samples of several parts."""
     sums = [count * score for count, score in zip(counts, scores, strict=True)]
     return torch.stack(sums).sum(0) / sum(counts)

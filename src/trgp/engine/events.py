@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: to a progress bar, a log, or nobody."""
+"""Events that a run reports to an observer, such as a progress bar or a log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A run begins, or goes on where it was interrupted."""
+    """A run begins, or resumes after an interrupt."""
 
     benchmark: str
     method: str
@@ -14,12 +14,12 @@ class RunStarted:
     seed: int
     tasks: int
     epochs: int
-    """At most so many a task."""
+    """Upper bound per task."""
     folder: str
-    """Where its checkpoints and its result are kept."""
+    """Folder of its checkpoints and its result."""
     done_tasks: int = 0
     done_epochs: int = 0
-    """Of the task after those done; more than 0 only for a run that goes on."""
+    """Finished epochs of the next task; above 0 only if the run resumes."""
     form: str | None = None
 
 
@@ -32,33 +32,33 @@ class EpochFinished:
     epoch: int
     """Counted from 1."""
     loss: float
-    """Mean over the training samples, while they were learnt."""
+    """Mean over the training samples, measured during the steps."""
     valid_loss: float
     valid_accuracy: float
     lr: float
-    """The rate it was trained with."""
+    """The learning rate of this epoch."""
 
 
 @dataclass(frozen=True)
 class TaskFinished:
-    """A task is learnt, and every task seen is evaluated."""
+    """A task is trained, and every task seen is evaluated."""
 
     seed: int
     task: int
     accuracies: list[float | None]
-    """R[task], one entry a task of the benchmark, None where it was not evaluated."""
+    """R[task]: one entry per task of the benchmark, None where it was not evaluated."""
     seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
 class RunFinished:
-    """All tasks are learnt; the result is stored."""
+    """All tasks are trained; the result is stored."""
 
     seed: int
     acc: float
     bwt: float | None
     stored: bool = False
-    """Whether an earlier run had finished it already."""
+    """Whether the result was already stored by an earlier run."""
 
 
 Event = RunStarted | EpochFinished | TaskFinished | RunFinished
@@ -66,4 +66,4 @@ Observer = Callable[[Event], None]
 
 
 def nobody(event: Event) -> None:
-    """The observer of a run that nobody watches."""
+    """Ignore the event: the default observer."""

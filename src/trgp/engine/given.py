@@ -1,4 +1,4 @@
-"""What the user gave as a benchmark: a name, a file or tensors."""
+"""Benchmarks from a user's input: a name, a file or tensors."""
 
 import hashlib
 import inspect
@@ -21,11 +21,11 @@ Tasks = Sequence[tuple[Samples, Samples]]
 
 
 def named(config: Config, data_root: PathLike | None) -> tuple[Config, Load]:
-    """A benchmark by its name or file; a file's content is a part of the configuration."""
+    """Prepare a benchmark given by name or file; a file's content joins the configuration."""
     if config.benchmark.endswith(".npz"):
         path = store.locate(config.benchmark)
         if not path.is_file():
-            store.load(path)  # which says what is wrong
+            store.load(path)  # raises an error that says what is wrong
         config = replace(config, data_source=hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
     def load(seed: int, device: torch.device) -> Benchmark:
@@ -38,13 +38,13 @@ def named(config: Config, data_root: PathLike | None) -> tuple[Config, Load]:
 
 
 def tensors(config: Config, tasks: Tasks, network: Callable[[], nn.Module]) -> tuple[Config, Load]:
-    """Tasks in memory, whose content is a part of the configuration."""
+    """Prepare tasks given as tensors; their content joins the configuration."""
     if config.data.tasks is not None or config.data.model is not None:
-        raise ValueError("Tasks given as tensors have their number and network; leave both out.")
+        raise ValueError("Tensor tasks fix their number and network; leave out tasks and model.")
     if not isinstance(tasks, Sequence):
-        raise TypeError("A benchmark is a name, the path of an npz file or a list of tasks.")
+        raise TypeError("A benchmark must be a name, the path of an npz file or a list of tasks.")
     if isinstance(network, nn.Module) or not callable(network):
-        raise TypeError("The network must be a class or a function that makes one, not one made.")
+        raise TypeError("network must be a class or a function that makes a module, not a module.")
     total = hashlib.sha256()
     for task in tasks:
         for tensor in _four(task):
@@ -65,7 +65,7 @@ def _four(task: Any) -> tuple[Tensor, ...]:
     else:
         found = train_x, train_y, test_x, test_y
     if not found or not all(isinstance(tensor, Tensor) for tensor in found):
-        raise TypeError("A task is ((x, y), (x, y)), train and test, of four tensors.")
+        raise TypeError("A task must be ((x, y), (x, y)), train and test, of four tensors.")
     return found
 
 
@@ -75,12 +75,12 @@ def _add(total: "hashlib._Hash", tensor: Tensor) -> None:
 
 
 def _add_network(total: "hashlib._Hash", network: Callable[[], nn.Module]) -> None:
-    """What a network is made of, what it starts from, and the text of its class if there is one."""
+    """Add a network's structure, its initial tensors and, if there is one, its class's source."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = network()
     if not isinstance(module, nn.Module):
-        raise TypeError(f"network made a {type(module).__name__}, not an nn.Module.")
+        raise TypeError(f"network returned a {type(module).__name__}; let it return an nn.Module.")
     try:
         source = inspect.getsource(type(module))
     except (OSError, TypeError):
@@ -92,7 +92,7 @@ def _add_network(total: "hashlib._Hash", network: Callable[[], nn.Module]) -> No
 
 
 def fingerprint(benchmark: Benchmark) -> str:
-    """A checksum of some samples of every task, enough to tell one data set from another."""
+    """Return a checksum of some samples of every task, enough to distinguish data sets."""
     total = hashlib.sha256()
     for task in benchmark.tasks:
         for part in (task.train, task.valid, task.test):
@@ -103,7 +103,7 @@ def fingerprint(benchmark: Benchmark) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """A tensor's content as it lies in memory."""
+    """Return a tensor's content as raw bytes."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 

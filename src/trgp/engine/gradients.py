@@ -1,4 +1,4 @@
-"""A batch's loss and its gradient, or for linear layers the factors of it."""
+"""Loss and gradient of a batch; for linear layers also the factors of the gradient."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +14,7 @@ Seen = dict[str, list[tuple[Tensor, Tensor]]]  # by weight: (input, probe) of ev
 
 
 class Gradients(Protocol):
-    """What computes them: the function below, or one that was compiled from it."""
+    """Signature of `loss_and_gradients` and of functions compiled from it."""
 
     def __call__(
         self,
@@ -37,10 +37,11 @@ def loss_and_gradients(
     *,
     rounded: bool = True,
 ) -> tuple[Tensor, Grads]:
-    """The mean loss and its gradient by name; what the loss does not depend on is left out.
+    """Compute the mean loss and its gradients by name, without names that the loss ignores.
 
-    factored: names of weights that get no gradient of their own, but its factors.
-    rounded: whether it is computed as training is, where that is not in full precision.
+    Args:
+        factored: names of weights that get the factors of their gradient in its place.
+        rounded: whether to round as training does, if training is not in full precision.
     """
     free = {n: params[n].detach().requires_grad_() for n in trained if n not in factored}
     with method.network.rounding() if rounded else nullcontext():
@@ -63,10 +64,11 @@ def loss_and_gradients(
 def factors_of(
     calls: Sequence[tuple[Tensor | None, Tensor]], dtype: torch.dtype, axis: int = 0
 ) -> Factors | None:
-    """A layer's factors from (delta, input) of its calls, None if the loss depends on none.
+    """Return a layer's factors from (delta, input) of its calls; None if the loss uses no call.
 
-    dtype: the weight's, also where the pass was rounded. axis: that of the samples; runs may come
-    before it.
+    Args:
+        dtype: the weight's, even if the pass was rounded.
+        axis: the axis of the samples; an axis of runs may precede it.
     """
     used = [
         (delta.flatten(axis, -2).to(dtype), x.detach().flatten(axis, -2).to(dtype))
@@ -80,9 +82,9 @@ def factors_of(
 
 @contextmanager
 def probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
-    """While this is open, a zero is added to the output of these linear layers.
+    """Add a zero to the output of these linear layers while open.
 
-    Its gradient is delta, the gradient of the output, and the weight itself needs none.
+    The gradient of the zero is delta, the gradient of the output; the weight needs no gradient.
     """
     seen: Seen = {}
 
@@ -99,8 +101,10 @@ def probed(module: nn.Module, weights: Collection[str]) -> Iterator[Seen]:
 def watched(
     module: nn.Module, weights: Collection[str], see: Callable[[str, Tensor, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """While this is open, `see` is given a weight's name and its layer's input and output in every
-    call; what it returns, if anything, takes the place of the output."""
+    """Call `see` with a weight's name and its layer's input and output in every call, while open.
+
+    If `see` returns a tensor, it replaces the output.
+    """
 
     def hook(name: str) -> Any:
         def seen(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:

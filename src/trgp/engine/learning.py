@@ -1,4 +1,4 @@
-"""Runs from their folders to their results: what is stored is read, what is not is learnt."""
+"""Training of runs, from their folders to their results; stored results are read."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +29,7 @@ from .stream import Stream
 
 @dataclass(frozen=True)
 class Asked:
-    """A run that somebody wants."""
+    """A requested run."""
 
     config: Config
     seed: int
@@ -37,18 +37,21 @@ class Asked:
     folder: Path
     command: str
     company: int = 0
-    """Only runs with the same number are stacked on each other."""
+    """Only runs with the same number are vmapped together."""
 
     @cached_property
     def family(self) -> tuple[object, ...]:
-        """What runs that can share their steps have in common: all but the seed, the rate and what
-        a method reads between tasks alone."""
+        """Key of the runs that can share their steps.
+
+        It leaves out the seed, the learning rate and the options that a method reads only between
+        tasks.
+        """
         config = self.config
         training = replace(config.training, lr=1.0)
         between = config.method.between_tasks
         unread = {f.name: f.default for f in fields(config.method) if f.name in between}
         method = replace(config.method, **unread)
-        # As texts: a user's method may have fields that no hash can be made of.
+        # As text, because a user's method may have fields that cannot be hashed.
         return (
             config.benchmark,
             config.data_source,
@@ -57,7 +60,7 @@ class Asked:
 
     @property
     def tasks(self) -> tuple[object, ...]:
-        """What says which samples it learns."""
+        """Key of the samples that it trains on."""
         config = self.config
         return config.benchmark, config.data_source, repr(config.data), self.seed
 
@@ -70,9 +73,9 @@ class _Bound:
     benchmark: Benchmark
     method: Method
     width: int
-    """Of the stack it learns in; 1 if it has its steps for itself."""
+    """Width of its vmapped group; 1 if it has its own steps."""
     place: int
-    """In the stack, that of when none was finished."""
+    """Its place in the group, counted before any run was finished."""
 
 
 def learn(
@@ -85,11 +88,13 @@ def learn(
     compiled: bool = False,
     most: int | None = None,
 ) -> Generator[tuple[Asked, Result | RunError]]:
-    """Learn all, each from its last checkpoint on; a stored result is read.
+    """Train all runs, each from its last checkpoint, and yield the results; read stored ones.
 
-    What lies in the folders `aside` is put there once nothing is wrong with the input. `forgiving`
-    is as for `together`. Runs whose networks are `compiled` are not stacked. They learn at the same
-    time, if not more than so many: then others wait for those that end.
+    Args:
+        aside: folders whose checkpoints and results are set aside once the input is checked.
+        forgiving: see `together`.
+        compiled: whether networks are compiled; such runs are not vmapped.
+        most: upper bound on concurrent runs; the others wait for runs that end.
     """
     new = [run for run in asked if aside or not (run.folder / RESULT).exists()]
     for run in asked:
@@ -99,7 +104,7 @@ def learn(
         return
     with repeatable(device), ExitStack() as locks:
         with bad_input():
-            tasks: dict[object, Benchmark] = {}  # which runs from the same seed share
+            tasks: dict[object, Benchmark] = {}  # shared by runs with the same seed
             bound = []
             for run in new:
                 if run.tasks not in tasks:
@@ -111,7 +116,7 @@ def learn(
             _set_aside(folder)
         settle_libraries(max(each.method.network.weights for each in bound), device)
         engine = ("compiled" if compiled else "captured") if captured else "eager"
-        noted: list[tuple[Asked, Result | RunError]] = []  # of runs that need not begin
+        noted: list[tuple[Asked, Result | RunError]] = []  # runs that need not begin
         runs: dict[Sequencer, Asked] = {}
         clock = Clock(device)
 
@@ -127,8 +132,8 @@ def learn(
 
         def begun(group: Sequence[_Bound], stream: Stream) -> Member | Stack | None:
             own = [each for each in group if _taken(each.run, locks, not aside, noted, observer)]
-            # The stream knows what was loaded before it was made, but not what is made now, such as
-            # the samples of all tasks in one.
+            # The stream has waited for all data loaded before it was made, but not for data made
+            # now, such as the merged samples of all tasks.
             with stream.turn():
                 sequencers = [_sequencer(each, engine, observer, clock) for each in own]
             runs.update((s, each.run) for s, each in zip(sequencers, own, strict=True))
@@ -155,17 +160,17 @@ def learn(
                     yield noted.pop(0)
             yield from noted
         except BaseException as error:
-            finish_all(device)  # what is saved now was computed on other streams
+            finish_all(device)  # the data to save was computed on other streams
             unsaved: list[Exception] = []
             for sequencer in runs:
                 try:
                     sequencer.save()
-                except Exception as failure:  # on a full disk, say; the others are saved even so
+                except Exception as failure:  # e.g. a full disk; still save the others
                     unsaved.append(failure)
             if not isinstance(error, KeyboardInterrupt):
                 raise
             if unsaved:
-                raise Interrupted(f"Interrupted, and not all is saved. {unsaved[0]}") from None
+                raise Interrupted(f"Interrupted; not all is saved. {unsaved[0]}") from None
             folders = [run.folder for run in runs.values()] or [asked[-1].folder]
             where = folders[0] if len(folders) == 1 else folders[0].parent
             raise Interrupted(f"Interrupted; every finished epoch is saved in {where}.") from None
@@ -182,9 +187,12 @@ def _taken(
     noted: list[tuple[Asked, Result | RunError]],
     observer: Observer,
 ) -> bool:
-    """Whether the run is this process's to learn; what else there is to say of it is noted.
+    """Lock a run's folder; return whether the run needs training in this process.
 
-    stored: whether a result, which another process has written meanwhile, is to be read.
+    Otherwise its error or its result is added to `noted`.
+
+    Args:
+        stored: whether to read a result that another process has written in the meantime.
     """
     try:
         locks.enter_context(_alone(run.folder))
@@ -200,16 +208,17 @@ def _taken(
 def _bound(
     run: Asked, benchmark: Benchmark, device: torch.device, alike: Sequence[Asked]
 ) -> _Bound:
-    """The method on its network, after all that can be checked before anything is written.
+    """Bind the method to its network, after all checks that are possible before any write.
 
-    alike: those it can be stacked with, itself and finished ones too: a stack stays as wide as it
-        began.
+    Args:
+        alike: the runs it can be vmapped with, including itself and finished runs, so that the
+            group stays as wide as it began.
     """
     config = run.config
     if config.method.about.several_heads and not benchmark.separate_heads:
         raise ValueError(
             f"{config.method_name} needs a head for every task, but all tasks of "
-            f"{config.benchmark} share one; take a benchmark with several heads."
+            f"{config.benchmark} share one; use a benchmark with several heads."
         )
     network = Network(
         benchmark.make_network,
@@ -222,7 +231,7 @@ def _bound(
     method = config.method.bind(network)
     method.check()
     some, _ = benchmark.tasks[0].train.batch(slice(0, 2))
-    # Batches of several heads come in another order from every seed.
+    # The order of batches of several heads differs from seed to seed.
     mixed = method.about.joint and benchmark.separate_heads
     if len(alike) > 1 and not mixed and stacks_well(method, some):
         return _Bound(run, benchmark, method, len(alike), alike.index(run))
@@ -254,7 +263,7 @@ def _sequencer(bound: _Bound, engine: str, observer: Observer, clock: Clock) -> 
 
 
 def _written(run: Asked, sequencer: Sequencer, company: int, observer: Observer) -> Result:
-    """The result of a run that has ended, stored."""
+    """Store and return the result of a run that has ended."""
     end = sequencer.position
     assert end is not None
     found = outcome(run.config, run.seed, sequencer.method, end, run.command)
@@ -264,8 +273,8 @@ def _written(run: Asked, sequencer: Sequencer, company: int, observer: Observer)
         result = write_result(run.folder, found)
     except OSError as error:
         raise RunError(
-            f"The result could not be written in {run.folder}: {error.strerror or error}; make "
-            "room or allow writing there, and give the command again, without --fresh."
+            f"The result could not be written in {run.folder}: {error.strerror or error}; free "
+            "space or allow writing there, and repeat the command without --fresh."
         ) from error
     clear(run.folder)
     observer(RunFinished(run.seed, result.acc, result.bwt))
@@ -280,7 +289,7 @@ def _stored_or_error(run: Asked, observer: Observer) -> Result | RunError:
 
 
 def _stored(run: Asked, observer: Observer) -> Result:
-    """What a finished run left, shown in place of another one."""
+    """Read and report the result of a finished run, in place of training it again."""
     path = run.folder / RESULT
     try:
         result = read_result(path)
@@ -288,17 +297,17 @@ def _stored(run: Asked, observer: Observer) -> Result:
         raise RunError(f"{error} Give --fresh to start it over.") from error
     if not run.config.is_of(result.config):
         raise RunError(
-            f"{path} is of other settings than the preset has now; give --fresh to start it over, "
-            "or another --out."
+            f"{path} has other settings than the preset has now; give --fresh to start it over, or "
+            "another --out."
         )
-    with suppress(RunError), _alone(path.parent):  # unless somebody else is at work there
+    with suppress(RunError), _alone(path.parent):  # unless another process uses the folder
         clear(path.parent)
     observer(RunFinished(run.seed, result.acc, result.bwt, stored=True))
     return result
 
 
 def _set_aside(folder: Path) -> None:
-    """Forget a checkpoint, and keep an old result under another name."""
+    """Delete a checkpoint, and keep an old result under another name."""
     if folder.exists():
         with _alone(folder):
             clear(folder)
@@ -309,7 +318,7 @@ def _set_aside(folder: Path) -> None:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """What goes wrong in here is the user's to mend, and nothing has been written."""
+    """Raise errors as `InputError`: the user can fix them, and nothing has been written."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -318,7 +327,7 @@ def bad_input() -> Iterator[None]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The folder is this run's alone; what keeps it from being so is said as a failure."""
+    """Lock the folder for this run while open; a failure to lock it is a `RunError`."""
     lock = locked(folder)
     try:
         lock.__enter__()

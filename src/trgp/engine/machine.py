@@ -1,4 +1,4 @@
-"""The device of a run, and what makes it repeat to the bit."""
+"""The device of a run, and settings that make it repeat to the bit."""
 
 import os
 import platform
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 ENGINES = ("auto", "eager", "captured", "compiled")
-SMALL = 1 << 20  # weights; below this handing products to other threads costs more than it saves
+SMALL = 1 << 20  # weights; below this, sharing products among threads costs more than it saves
 
 
 def resolve(device: str | torch.device) -> torch.device:
-    """'auto' is the GPU where there is one."""
+    """Return the device; 'auto' is the GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -31,7 +31,7 @@ def resolve(device: str | torch.device) -> torch.device:
 
 
 def is_captured(engine: str, device: torch.device) -> bool:
-    """Whether steps are replayed."""
+    """Whether steps are captured and replayed."""
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}.")
     if engine == "compiled" and device.type != "cuda":
@@ -40,7 +40,7 @@ def is_captured(engine: str, device: torch.device) -> bool:
 
 
 def described(device: torch.device) -> str:
-    """The device in words."""
+    """Describe the device in words."""
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -48,8 +48,8 @@ def described(device: torch.device) -> str:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Deterministic kernels and, afterwards, torch's random state and settings as before."""
-    # cuBLAS reads it once, when it is first used.
+    """Use deterministic kernels while open; restore torch's random state and settings."""
+    # cuBLAS reads it only at its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -64,9 +64,9 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.autocast(device.type, enabled=False),
     ):
         try:
-            # Not by use_deterministic_algorithms, which imports the compiler: seconds, for nothing.
+            # Not use_deterministic_algorithms, which spends seconds on importing the compiler.
             torch.set_deterministic_debug_mode("warn")
-            # Nothing here reads what it has not written, and a fill a tensor doubles small steps.
+            # Nothing here reads unwritten memory, and filling every tensor doubles small steps.
             fill.fill_uninitialized_memory = False
             cudnn.benchmark = False
             torch.set_float32_matmul_precision("highest")
@@ -84,10 +84,10 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def settle_libraries(weights: int, device: torch.device) -> None:
-    """One thread, and on a GPU cuBLASLt, for a small network; bits depend on both.
+    """Use one thread, and on a GPU cuBLASLt, for a small network; bits depend on both.
 
-    Measured: an MLP's step of 0.22 ms by cuBLAS, which has no good kernel for a product with few
-    rows, takes 0.08 ms; AlexNet's, of larger ones, 0.62 and 0.86 ms.
+    Measured: an MLP's step takes 0.22 ms with cuBLAS, which has no good kernel for a product with
+    few rows, and 0.08 ms with cuBLASLt; AlexNet's, with larger products, 0.62 and 0.86 ms.
     """
     if weights < SMALL:
         torch.set_num_threads(1)
@@ -96,7 +96,7 @@ def settle_libraries(weights: int, device: torch.device) -> None:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for what this run has given the device to do, so that a clock can be read."""
+    """Wait for the work that this run has queued, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
@@ -109,10 +109,10 @@ def finish_all(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """On a GPU what torch allocated at most, else the largest size of the process, in bytes."""
+    """Return the peak in bytes: of torch's allocations on a GPU, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # which Windows lacks
+    import resource  # missing on Windows
 
-    scale = 1 if sys.platform == "darwin" else 1024  # where it counts in kilobytes
+    scale = 1 if sys.platform == "darwin" else 1024  # elsewhere it counts kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -18,7 +18,7 @@ from ..types import Params
 
 
 class Network:
-    """The modules of one run on its device; what they compute with is always given."""
+    """The modules of one run on its device; their parameters are always passed in."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Network:
         if separate_heads and not (takes_head and hasattr(self.module, "heads")):
             raise ValueError(
                 f"{type(self.module).__name__} has one head, but every task here has its own; keep "
-                "one a task in self.heads, and let forward(x, head) compute that of a task."
+                "one per task in self.heads, and let forward(x, head) compute the head it names."
             )
         self.heads = len(self.module.heads) if separate_heads else 1  # type: ignore[arg-type]
         self._all = _EveryHead(self.module)
@@ -70,7 +70,7 @@ class Network:
 
     @contextmanager
     def _gated(self, params: Params) -> Iterator[dict[str, Tensor]]:
-        """The network's own parameters; while this is open, others act on its modules' inputs."""
+        """Yield the network's own parameters; while open, others act on its modules' inputs."""
         own: dict[str, Tensor] = {}
         hooks: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
         bends: dict[str, dict[str, Tensor]] = {}
@@ -94,11 +94,11 @@ class Network:
                 handle.remove()
 
     def rounding(self) -> AbstractContextManager[None]:
-        """While this is open, passes forward and backward are rounded as was chosen."""
+        """Round forward and backward passes to the chosen precision while open."""
         return self._rounded(True)
 
     def exact(self) -> AbstractContextManager[None]:
-        """While this is open, also inside of `rounding`, nothing is rounded."""
+        """Round nothing while open, even inside `rounding`."""
         return self._rounded(False)
 
     @contextmanager
@@ -111,7 +111,7 @@ class Network:
             finally:
                 torch.set_float32_matmul_precision(before)
         elif self._precision == "bfloat16":
-            # Without its cache of rounded weights, which a captured graph would outlive.
+            # Without its cache of rounded weights, because a captured graph would outlive it.
             with torch.autocast(self.device.type, torch.bfloat16, on, cache_enabled=False):
                 yield
         else:
@@ -135,13 +135,13 @@ class Network:
             shape = tuple(getattr(logits, "shape", ()))
             if len(shape) != 2 or shape[0] != len(x) or shape[1] < task.classes:
                 raise ValueError(
-                    f"{type(self.module).__name__} gives {shape or type(logits).__name__} for "
-                    f"{len(x)} samples of task {t}, which has {task.classes} classes; let it give "
-                    "a row of as many logits for every sample."
+                    f"{type(self.module).__name__} returns {shape or type(logits).__name__} for "
+                    f"{len(x)} samples of task {t}, which has {task.classes} classes; let it "
+                    "return a row of as many logits per sample."
                 )
 
     def initial_params(self, task: int = 0) -> dict[str, Tensor]:
-        """Parameters and buffers as initialised: always the same for a seed and task."""
+        """Return initial parameters and buffers, which depend only on the seed and the task."""
         return _tensors(self._initialised(task))
 
     def _initialised(self, task: int) -> nn.Module:
@@ -160,7 +160,7 @@ class _EveryHead(nn.Module):
 
 
 def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The input (N, channels, ...), or flattened from it, times a factor a channel."""
+    """Scale the input (N, channels, ...), or its flattened form, by one factor per channel."""
     x, *rest = args
     each = x.shape[1] // len(factors)
     wide = factors.repeat_interleave(each) if each > 1 else factors
@@ -170,7 +170,7 @@ def _gate(factors: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple
 def _bend(
     pair: Mapping[str, Tensor], module: nn.Module, args: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """x + x B S' B', by the kernels that linear layers have."""
+    """Add the low-rank input correction, x + x B S' B', with the kernels of linear layers."""
     x, *rest = args
     B, S = pair["B"], pair["S"]
     return x + F.linear(F.linear(F.linear(x, B.mT), S), B), *rest

@@ -1,4 +1,4 @@
-"""What a finished run has to say, as its result."""
+"""The result of a finished run."""
 
 import hashlib
 import platform
@@ -18,7 +18,7 @@ from .position import Position
 
 
 def outcome(config: Config, seed: int, method: Method, end: Position, command: str) -> Result:
-    """The result of a run that stands at its end."""
+    """Build the result of a run from its final position."""
     network, record = method.network, end.record
     report = method.report(end.state)
     selected = report.selected or {}
@@ -57,7 +57,7 @@ def outcome(config: Config, seed: int, method: Method, end: Position, command: s
 
 
 def _digest(end: Position) -> str:
-    """Of every final tensor, by name."""
+    """Return a checksum of every final tensor and its name."""
     total = hashlib.sha256()
     named = [*end.params.items(), *((f"state/{path}", t) for path, t in leaves(end.state))]
     for name, tensor in sorted(named, key=lambda pair: pair[0]):

@@ -1,4 +1,4 @@
-"""Notices where work reads numbers from tensors, past torch: what is recorded would repeat them."""
+"""Detection of numbers read from tensors, which a recording would repeat unchanged."""
 
 from typing import Any
 
@@ -21,15 +21,15 @@ READS = frozenset(
 
 
 class LeavesTorchError(RuntimeError):
-    """Some work depends on more than shapes."""
+    """The work depends on more than shapes."""
 
 
 class LeavingTorch(TorchFunctionMode):
-    """While this is open, reading a number from a tensor is an error."""
+    """Raise an error at every read of a number from a tensor, while open."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left = False  # whether it was tried, also if the error was caught on its way
+        self.left = False  # whether a read was tried, even if its error was caught
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""Runs in processes of their own: one that is killed or breaks down takes no other with it."""
+"""Runs in their own processes: one that is killed or crashes ends no other."""
 
 import multiprocessing
 import os
@@ -25,20 +25,20 @@ from .run import run
 Job = dict[str, Any]
 """The arguments of `run`."""
 
-PATIENCE = 10.0  # seconds that runs have to save what is finished
+PATIENCE = 10.0  # seconds that runs have to save finished epochs
 
 
 class CrashError(Exception):
-    """A run broke down in a way that nobody foresaw, which its note shows."""
+    """A run failed with an unforeseen error; the note holds its traceback."""
 
 
 class Answer(NamedTuple):
-    """How a job ended."""
+    """The end of a job: its error, if any."""
 
     failure: tuple[type[Exception], tuple[Any, ...], dict[str, Any]] | None = None
-    """The class of an error, its arguments and its attributes: not all classes can be pickled."""
+    """Class, arguments and attributes of an error, since not every error can be pickled."""
     usable: bool = True
-    """Whether the process can go on."""
+    """Whether the process can do another job."""
 
     @property
     def error(self) -> Exception | None:
@@ -55,34 +55,34 @@ class Answer(NamedTuple):
 
 
 class Worker:
-    """A process that does one job after another; making it is dear, importing torch alone."""
+    """A process that does jobs in turn; starting it is slow, if only for importing torch."""
 
     def __init__(self, start: str) -> None:
-        """start: as a new program (spawn) or as a copy of this one (fork)."""
+        """`start` is spawn (a new program) or fork (a copy of this one)."""
         context: Any = multiprocessing.get_context(start)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         if start == "spawn":
-            resource_tracker.ensure_running()  # which unblocks signals when it is started
-        # Blocked signals stay so in the new process: Ctrl-C, which a terminal sends to all, is for
-        # the one that has them to end.
+            resource_tracker.ensure_running()  # now, because its start unblocks signals
+        # The new process inherits blocked signals. A terminal sends Ctrl-C to all processes, but
+        # only this one handles it, and ends the others.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with warnings.catch_warnings():
-                # That a copy lacks this program's other threads, none of which it needs.
+                # It says that a copy lacks this program's other threads, which it does not need.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()  # so that the end of the process is the end of the pipe
+        theirs.close()  # so that the pipe ends when the process ends
 
     def begin(self, job: Job, tells: bool) -> None:
-        """tells: whether it is to say what happens, before its answer."""
-        with suppress(OSError):  # of one that has died: its answer says so
+        """Send a job; `tells` decides whether events are reported before the answer."""
+        with suppress(OSError):  # the process has died: `said` reports it
             self.pipe.send((job, tells))
 
     def said(self) -> Event | Answer:
-        """What has happened to the job."""
+        """Receive the next event or the answer of the job."""
         try:
             message: Event | Answer = self.pipe.recv()
             return message
@@ -91,16 +91,16 @@ class Worker:
             return Answer.of(RunError(_died(self.process.exitcode)), usable=False)
 
     def end(self) -> None:
-        """At once: whatever a run has saved is whole."""
+        """Kill the process at once: saved files are always complete."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
 def in_processes(jobs: Sequence[Job], count: int) -> Generator[tuple[int, str | None]]:
-    """Do the jobs, so many at a time: the place of each when it ends, and what went wrong.
+    """Do up to `count` jobs at a time; yield the index and the error text of each that ends.
 
-    Closed early, it ends all processes, whose runs save what is finished.
+    If closed early, it ends all processes, after their runs have saved finished epochs.
     """
     with closing(watched(jobs, count)) as ends:
         for place, error in ends:
@@ -110,7 +110,7 @@ def in_processes(jobs: Sequence[Job], count: int) -> Generator[tuple[int, str | 
 def watched(
     jobs: Sequence[Job], count: int, observer: Observer = nobody, start: str = "spawn"
 ) -> Generator[tuple[int, Exception | None]]:
-    """The same with the errors themselves; the observer is told here what happens there."""
+    """Do the jobs, yield errors as exceptions, and pass the jobs' events to the observer."""
     waiting = deque(range(len(jobs)))
     idle: list[Worker] = []
     busy: dict[Any, tuple[Worker, int]] = {}
@@ -134,7 +134,7 @@ def watched(
                     worker.end()
                 yield place, said.error
     except BaseException as error:
-        # Whoever presses Ctrl-C wants to know of an epoch that is finished by it, in the log, say.
+        # Epochs that finish after Ctrl-C are still reported, for example to the log.
         heard = observer if isinstance(error, KeyboardInterrupt) else nobody
         _let_save([worker for worker, _ in busy.values()], heard)
         raise
@@ -144,17 +144,17 @@ def watched(
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quickest_start() -> str:
-    """A copy of this program works at once, but not with CUDA, and is safe on Linux alone."""
+    """Return fork, which starts at once, where it is safe: on Linux without CUDA."""
     return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
 
 
 def forget_peak() -> None:
-    """Let the peak of memory be that of what comes now, where the system can (Linux)."""
+    """Reset the peak memory of the process, where the system can (Linux), and of GPUs."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if torch.cuda.is_initialized():
@@ -164,7 +164,7 @@ def forget_peak() -> None:
 
 
 def _let_save(workers: Iterable[Worker], observer: Observer) -> None:
-    """Interrupt the runs, and wait until they have saved what is finished."""
+    """Interrupt the runs, and wait until they have saved finished epochs."""
     deadline = time.monotonic() + PATIENCE
     busy = {worker.pipe: worker for worker in workers}
     for worker in busy.values():
@@ -180,7 +180,7 @@ def _let_save(workers: Iterable[Worker], observer: Observer) -> None:
 
 def _work(pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # there are other processes for the other cores
+    torch.set_num_threads(1)  # other processes use the other cores
     answer = Answer()
     while answer.usable:
         try:
@@ -192,18 +192,18 @@ def _work(pipe: Connection) -> None:
 
 
 def _done(job: Job, observer: Observer) -> Answer:
-    """Do a job, unless told to end."""
+    """Do a job, unless it is interrupted."""
     try:
         with _interruptible():
             return _tried(job, observer)
-    except KeyboardInterrupt:  # which may also come while a failure is being told
+    except KeyboardInterrupt:  # may also come while an error is reported
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return Answer.of(RunError("Its process was told to end; every finished epoch is saved."))
+        return Answer.of(RunError("Its process was terminated; every finished epoch is saved."))
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM is to what is done in here what Ctrl-C is to a run in the foreground."""
+    """Let SIGTERM interrupt the work while open, as Ctrl-C does in the foreground."""
     before = sys.unraisablehook
     sys.unraisablehook = _come_again
     signal.signal(signal.SIGALRM, _interrupt)
@@ -225,7 +225,7 @@ def _tried(job: Job, observer: Observer) -> Answer:
     except Exception as error:
         crash = CrashError(f"{type(error).__name__}: {error}")
         crash.add_note(traceback.format_exc().rstrip())
-        return Answer.of(crash, usable=False)  # a GPU may be in disorder
+        return Answer.of(crash, usable=False)  # a GPU may be in a bad state
     return Answer()
 
 
@@ -235,7 +235,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _come_again(unraisable: Any) -> None:
-    """What interrupts Python in tidying up is not passed on, so that it must come again."""
+    """Re-send an interrupt that arrived in a finaliser, where Python drops it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
@@ -243,7 +243,7 @@ def _come_again(unraisable: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Whoever kills the parent means all of them."""
+    """End this process when the parent ends, since killing the parent is to end all."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,6 +1,6 @@
-"""Where a run stands, and how a checkpoint says it: tensors by name, and JSON beside them.
+"""The position of a run, and its form in a checkpoint: named tensors, and JSON metadata.
 
-A checksum is no signature, so that what a file says is checked before anything is made of it.
+A checksum is no signature, so a file's content is checked before anything is built from it.
 """
 
 import math
@@ -24,7 +24,7 @@ FIX = "use another copy"
 
 @dataclass
 class Record:
-    """What a run has to tell so far; JSON throughout."""
+    """The results of a run so far; JSON throughout."""
 
     accuracy_matrix: list[list[float | None]] = field(default_factory=list)
     curves: list[dict[str, list[float]]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Record:
     peak_memory_bytes: int = 0
 
     def copied(self) -> dict[str, Any]:
-        """As it is now. By hand: this comes after every epoch, and a copy of any depth is slow."""
+        """Copy the record, by hand because a deep copy after every epoch would be slow."""
         return {
             **vars(self),
             "accuracy_matrix": [[*row] for row in self.accuracy_matrix],
@@ -44,19 +44,19 @@ class Record:
 
 @dataclass
 class Position:
-    """Where a run stands: in a task, after some epochs."""
+    """The position of a run: a task, and the epochs finished in it."""
 
     task: int
     params: Params
     state: State
     schedule: Schedule
     record: Record
-    best: tuple[Params, State] | None = None  # parameters and what moves, of the best epoch
+    best: tuple[Params, State] | None = None  # parameters and moving state of the best epoch
 
 
 def _is_loss(text: Any) -> bool:
     try:
-        return is_text(text) and not math.isnan(float(text))  # infinite before the first
+        return is_text(text) and not math.isnan(float(text))  # infinite before the first epoch
     except ValueError:
         return False
 
@@ -82,9 +82,9 @@ RECORD = {each.name: FIELDS[each.name] for each in fields(Record)}
 
 
 def described(position: Position, state: State) -> Content:
-    """The position as it is now, with this part of its state, for `restored`.
+    """Describe the current position, with this part of its state, for `restored`.
 
-    Tensors are never changed in place; the rest is copied.
+    Tensors are not copied, because they are never changed in place; the rest is.
     """
     tensors = _named("params", position.params) | _named("state", state)
     if position.best is not None:
@@ -100,7 +100,7 @@ def described(position: Position, state: State) -> Content:
 
 
 def check_meta(meta: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse what no checkpoint says."""
+    """Refuse metadata that no checkpoint has."""
     check_fields(meta, META, path, FIX)
     check_fields(meta["schedule"], SCHEDULE, path, FIX)
     check_fields(meta["record"], RECORD, path, FIX)
@@ -108,14 +108,14 @@ def check_meta(meta: Mapping[str, Any], path: str | Path) -> None:
     matrix = record["accuracy_matrix"]
     lengths = {len(record["curves"]) - 1, len(record["seconds"]) - 1, len(matrix)}
     if lengths != {task} or any(not task < len(row) == len(matrix[0]) for row in matrix):
-        raise ValueError(f"{path} has a record that is not of {task} finished tasks; {FIX}.")
+        raise ValueError(f"{path} has a record that does not fit {task} finished tasks; {FIX}.")
 
 
 def restored(
     meta: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device
 ) -> Position:
-    """The position that `described` was given, on the device."""
-    # Copied, because tensors read from a file may lie where arithmetic rounds differently.
+    """Rebuild the position that was passed to `described`, on the device."""
+    # Cloned, because tensors read from a file may lie where arithmetic rounds differently.
     tensors = {name: tensors[name].clone().to(device) for name in sorted(tensors)}
     schedule = {key: meta["schedule"][key] for key in SCHEDULE}
     best = (
@@ -138,7 +138,8 @@ def check_tensors(
 ) -> None:
     """Refuse NaN, which no loss survives, and parameters that the network or the run cannot have.
 
-    initial: the network's own.
+    Args:
+        initial: parameters whose shapes and types `tensors` must match.
     """
     for name, tensor in tensors.items():
         if bool(tensor.isnan().any()):
@@ -162,13 +163,13 @@ def _check_alike(here: Params, expected: Params, path: str | Path) -> None:
 
 
 def settled(position: Position) -> Position:
-    """In place: every tensor laid out, and in the order, as it will be when read again.
+    """Give every tensor, in place, the layout and the order that it has when read again.
 
-    Products and sums may round differently in another one, and a run that goes on from here must
-    not differ from one that was interrupted.
+    Products and sums may round differently in another layout or order, and a run that continues
+    from here must have the bits of one that was interrupted.
     """
     position.params = {name: t.contiguous() for name, t in _in_order(position.params.items())}
-    # An empty level of the state has no tensor to be written, so that it ends here.
+    # An empty level of the state has no tensor to write, so it is dropped here.
     position.state = from_leaves(
         {path: t.contiguous() for path, t in _in_order(leaves(position.state))}
     )

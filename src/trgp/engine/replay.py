@@ -1,6 +1,6 @@
-"""Work that is captured once and then replayed: as a CUDA graph, or on a CPU as a tape.
+"""Work that is captured once and then replayed: as a CUDA graph, or on a CPU as a recording.
 
-A body of work reads and writes tensors that stay where they are, and depends on nothing else.
+A body of work reads and writes tensors at fixed addresses, and depends on nothing else.
 """
 
 from collections.abc import Hashable
@@ -11,11 +11,11 @@ import torch
 
 from .tape import Body, taped
 
-OFTEN = 24  # times: what has come so often will come again, and a tape is dear to make
+OFTEN = 24  # calls: work that came so often will come again, and recording is slow
 
 
 class _Often:
-    """Work on a CPU that is taped once it has shown to come often, or is known to."""
+    """Work on a CPU that is recorded once it has come often, or is known to."""
 
     def __init__(self, body: Body, coming: int) -> None:
         self._work = body
@@ -40,9 +40,10 @@ class Replay:
         return kind in self._graphs
 
     def prepare(self, kind: Hashable, body: Body, coming: int) -> None:
-        """Capture a body where it is new; what it does to its tensors meanwhile is of no use.
+        """Capture a body of a new kind; the capture leaves its tensors with useless content.
 
-        coming: how many times it is about to be called, for all that is known.
+        Args:
+            coming: the number of calls to come, as far as known.
         """
         if kind not in self:
             cuda = self._device.type == "cuda"
@@ -52,19 +53,19 @@ class Replay:
         self._graphs[kind]()
 
     def _captured(self, body: Body) -> Body:
-        # Not by torch.cuda.graph, which waits for the whole device, on which others are at work.
-        # And on the stream that it will be replayed on: the libraries keep a work space a stream,
-        # and graphs that share one must not run at the same time.
+        # Not torch.cuda.graph, which waits for the whole device, which other runs are using. And
+        # on the stream of the replay: libraries keep a work space per stream, and graphs that
+        # share one must not run at the same time.
         stream = torch.cuda.current_stream(self._device)
         if stream == torch.cuda.default_stream(self._device):
-            raise RuntimeError("A graph cannot be captured on the default stream.")
-        body()  # once before, in which libraries settle
+            raise RuntimeError("A graph cannot be captured on the default stream; use a Stream.")
+        body()  # a first call, in which libraries initialise
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             body()
         except BaseException:
-            with suppress(RuntimeError):  # the error that ended it is the one to tell
+            with suppress(RuntimeError):  # report the error that ended the capture
                 graph.capture_end()
             raise
         graph.capture_end()

@@ -1,4 +1,4 @@
-"""Runs: a configuration from some seeds, stored so that it can be resumed and quoted."""
+"""Runs of a configuration from several seeds, stored to be resumed and quoted."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +20,9 @@ from .given import TENSORS, Tasks, named, tensors
 from .learning import Asked, bad_input, learn
 from .machine import is_captured, resolve
 
-MOST = 10_000  # seeds at once; more are a slip of the pen
-TOGETHER = 10  # runs at a time on a GPU, which is busy with fewer
-MOST_TOGETHER = 31  # every run has a stream, and torch has 32 on a device
+MOST = 10_000  # seeds per call; more are a typing error
+TOGETHER = 10  # concurrent runs on a GPU by default; fewer already keep it busy
+MOST_TOGETHER = 31  # every run has a stream, and torch has 32 per device
 
 
 def run(
@@ -42,20 +42,22 @@ def run(
     network: Callable[[], nn.Module] | None = None,
     **changes: Any,
 ) -> Results:
-    """Learn a benchmark by a method from every seed, or read what was learnt before.
+    """Train a method on a benchmark from every seed, or read the stored results.
 
-    benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test, which
-        need a `network` (a class or function that makes one).
-    seeds: how many, from 0 on, or which.
-    engine: whether steps run one by one (eager) or are captured once and replayed (captured, which
-        auto takes), on a GPU also of a network that torch has compiled before (compiled).
-    together: how many seeds learn at the same time on a GPU (None: ten); a CPU takes them in turn.
-    out: the folder that results and checkpoints are stored in.
-    fresh: start over, also where there is a result or a checkpoint; an old result is kept as
-        result.previous.json.
-    observer: called with what happens; see `trgp.engine.events`.
-    command: what to write down as the way to repeat this; None: this call.
-    changes: settings by their names, in place of the preset's.
+    Args:
+        benchmark: a name, the path of an npz file, or tasks as ((x, y), (x, y)), train and test,
+            which need a `network` (a class or function that makes one).
+        preset: `paper`, `official` or `best`, if the benchmark has it.
+        seeds: a count, from seed 0 on, or the seeds.
+        engine: eager runs steps one by one; captured (the choice of auto) captures them once and
+            replays them; compiled (GPU only) runs torch.compile first, then captures.
+        together: number of concurrent runs on a GPU (None: ten); a CPU trains seeds in turn.
+        out: the folder of results and checkpoints.
+        fresh: start over even if there is a result or a checkpoint; an old result is kept as
+            result.previous.json.
+        observer: called with every event; see `trgp.engine.events`.
+        command: the command to store as the way to repeat this; None: this call.
+        changes: settings by name, in place of the preset's.
     """
     with bad_input():
         wanted = check_seeds(seeds)
@@ -66,7 +68,7 @@ def run(
             benchmark = os.fspath(benchmark)
         if isinstance(benchmark, str):
             if network is not None:
-                raise ValueError("Give another network to a benchmark as model='module:Class'.")
+                raise ValueError("Give a benchmark another network as model='module:Class'.")
             config, load = named(configure(benchmark, method, preset, **changes), data_root)
         else:
             if network is None:
@@ -81,7 +83,7 @@ def run(
     asked = [Asked(config, s, load, f, command) for s, f in zip(wanted, folders, strict=True)]
     runs: dict[int, Result] = {}
     failures: list[DivergenceError] = []
-    # All at once, so that a command that goes on later without `fresh` mixes no old seed in.
+    # All together, so that resuming later without `fresh` mixes in no old seed.
     aside = folders if fresh else []
     for k in range(0, len(asked), width):
         some, compiled = asked[k : k + width], engine == "compiled"
@@ -102,7 +104,7 @@ def run(
 
 
 def company_of(together: int | None, captured: bool, device: torch.device) -> int:
-    """How many runs learn at the same time in this process."""
+    """Return the number of concurrent runs in this process."""
     shared = captured and device.type == "cuda"
     if together is not None:
         check_count("together", together)
@@ -110,14 +112,14 @@ def company_of(together: int | None, captured: bool, device: torch.device) -> in
             raise ValueError(f"together must be at most {MOST_TOGETHER}, not {together}.")
         if together > 1 and not shared:
             raise ValueError(
-                "Only on a GPU, with captured steps, do runs learn together in one process; leave "
-                "`together` out."
+                "Concurrent runs in one process need a GPU and captured steps; leave `together` "
+                "out."
             )
     return (together or TOGETHER) if shared else 1
 
 
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
-    """The seeds meant by a count or a list."""
+    """Return the seeds of a count or a list."""
     if isinstance(seeds, Integral):
         count = 0 if isinstance(seeds, bool) else int(seeds)
         if not 1 <= count <= MOST:
@@ -126,7 +128,7 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
     elif isinstance(seeds, Iterable):
         listed = list(seeds)
     else:
-        raise TypeError(f"seeds must be how many or a list of seeds, not {seeds!r}.")
+        raise TypeError(f"seeds must be a count or a list of seeds, not {seeds!r}.")
     for seed in listed:
         whole = isinstance(seed, Integral) and not isinstance(seed, bool)
         if not whole or not 0 <= seed < 2**32:
@@ -139,7 +141,7 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
 
 
 def _as_call(config: Config, seeds: Sequence[int]) -> str:
-    """The call in Python that does the same."""
+    """Return the Python call that repeats the run."""
     changed = {k: v for k, v in config.changed.items() if not k.endswith("_source")}
     options = "".join(f", {key}={value!r}" for key, value in changed.items())
     what = "tasks" if config.benchmark == TENSORS else repr(config.benchmark)

@@ -1,4 +1,4 @@
-"""When the rate is cut and when a task ends."""
+"""Cuts of the learning rate, and the end of a task."""
 
 import math
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from .config import Training
 
 @dataclass
 class Schedule:
-    """The rate of the next epoch, by the validation losses so far."""
+    """The learning rate of the next epoch, from the validation losses so far."""
 
     lr: float
-    epoch: int = 0  # finished ones
+    epoch: int = 0  # finished epochs
     best: float = math.inf
     waited: int = 0
     over: bool = False
 
     def after_epoch(self, valid_loss: float, training: Training) -> bool:
-        """Count an epoch; whether its weights are the best so far and worth keeping."""
+        """Count an epoch; return whether its weights are the best so far and must be kept."""
         self.epoch += 1
         self.over = self.epoch >= training.epochs
         self.lr *= training.lr_decay

@@ -1,7 +1,7 @@
-"""The tasks of one run, one after another: begin, epochs, end, evaluation.
+"""The tasks of one run in order: begin, epochs, end, evaluation.
 
-A run is a generator, so that several can take turns on one device: it asks for an epoch to be
-trained, is told what came of it, and pauses (None) before it waits for the device.
+A run is a generator, so that several can take turns on one device: it yields an epoch to train,
+receives the result, and pauses (yields None) before it waits for the device.
 """
 
 from collections.abc import Generator
@@ -26,12 +26,12 @@ from .position import Position, Record
 from .schedule import Schedule
 from .train import Epoch, Trained, Work, diverged, trained_names
 
-TURN = 256  # batches to evaluate on that are queued in one turn, about what training's take
+TURN = 256  # test batches queued per turn, about as much work as a turn of training
 Turns = Generator[Work | None, Trained | None, None]
 
 
 class Sequencer:
-    """One run, from wherever its checkpoints say."""
+    """One run, from its last checkpoint to its end."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Sequencer:
         clock: Clock,
         captured: bool = False,
     ) -> None:
-        """`clock` is that of all runs it takes turns with."""
+        """`clock` is shared by all runs that take turns."""
         self.config = config
         self.network = method.network
         self.method = method
@@ -56,8 +56,8 @@ class Sequencer:
         self._captured = captured
         self._evaluation = Evaluation(method.network, captured)
         self._company = 1
-        self.stacked = False  # on other runs
-        self.position: Position | None = None  # the end, once that is reached
+        self.stacked = False  # vmapped with other runs
+        self.position: Position | None = None  # the final position, once reached
         kinds = ("train", "valid", "test")
         self._train, self._valid, self._test = (
             [
@@ -76,7 +76,7 @@ class Sequencer:
 
     @property
     def company(self) -> int:
-        """Runs that take turns on the device: it is this one's for a share of the time."""
+        """Number of runs that share the device."""
         return self._company
 
     @company.setter
@@ -85,7 +85,7 @@ class Sequencer:
         self._clock.among(count)
 
     def learn(self) -> Turns:
-        """Learn all; in the end `position` is where the run stands."""
+        """Train all tasks; `position` is then the final position."""
         params = self.network.initial_params()
         position = self._checkpoints.load({} if self.method.resizes else params)
         self._observer(
@@ -121,7 +121,7 @@ class Sequencer:
         self.position = position
 
     def save(self) -> None:
-        """What is finished of a run that is interrupted, if it is not saved yet."""
+        """Save the finished epochs of an interrupted run that are not on the disk yet."""
         self._checkpoints.catch_up()
 
     def _begin(self, position: Position) -> Position:
@@ -192,11 +192,11 @@ class Sequencer:
         self._observer(EpochFinished(self._seed, task, schedule.epoch, **curve))
 
     def _apart(self, params: Params) -> Params:
-        """The same with running statistics of its own, which training changes in place."""
+        """Clone the buffers, because training updates them in place."""
         return {**params, **{name: params[name].clone() for name in self.network.buffers}}
 
     def _end(self, position: Position) -> Turns:
-        """Restore the best weights, let the method keep what it needs, evaluate what was seen."""
+        """Restore the best weights, let the method end the task, evaluate the tasks seen."""
         record, task = position.record, position.task
         if position.best is not None:
             params, moving = position.best
@@ -226,12 +226,12 @@ class Sequencer:
         record.accuracy_matrix.append(row)
         if position.task + 1 == len(self._stages):
             with self._alone(position, "checkpoints"):
-                self.save()  # before a result that may find no room
+                self.save()  # before the result, for which the disk may be full
         self._observer(TaskFinished(self._seed, task, row, dict(record.seconds[-1])))
         position.task += 1
 
     def _score(self, weights: Params, j: int) -> Tensor:
-        """Loss and accuracy on the j-th task's test samples, on the device."""
+        """Return loss and accuracy on task j's test samples, on the device."""
         training = self._training
         return self._evaluation(
             weights,
@@ -262,7 +262,7 @@ class Sequencer:
         return Schedule(self._training.lr)
 
     def _turn(self, position: Position, phase: str) -> AbstractContextManager[None]:
-        """Side by side what is queued in a turn is shared; in a stack the others wait for it."""
+        """Share the time of queued work, except in vmapped runs, where the others wait for it."""
         return (self._alone if self.stacked else self._shared)(position, phase)
 
     def _alone(self, position: Position, phase: str) -> AbstractContextManager[None]:

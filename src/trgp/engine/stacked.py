@@ -1,7 +1,7 @@
-"""One step of several runs at once: every tensor has the runs as its first axis.
+"""One step of several vmapped runs: every tensor has the runs as its first axis.
 
-The runs' losses do not depend on each other's parameters, so the gradient of their sum holds the
-gradient of each.
+A run's loss does not depend on the other runs' parameters, so the gradient of the summed loss holds
+the gradient of each.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from .gradients import factors_of, watched
 
 
 class Output(NamedTuple):
-    """Where the gradient of a layer's output passes by, and which of its axes is the runs'."""
+    """The autograd edge of a layer's output, and the axis of the runs in it."""
 
     edge: GradientEdge
     axis: int
@@ -34,8 +34,8 @@ def stacked_step(
     trained: Collection[str],
     factored: Collection[str],
 ) -> tuple[dict[str, Tensor], State, Tensor]:
-    """The parameters that change, what a step changes of the state, and every run's loss."""
-    # Factored weights too, whose gradients nobody asks for: so their outputs depend on something.
+    """Return the changed parameters, the changes of the state, and every run's loss."""
+    # Factored weights get no gradient, but put their layers' outputs into autograd's graph.
     free = {n: params[n].detach().requires_grad_() for n in trained}
     held = {name: tensor for name, tensor in params.items() if name not in free}
     given = _tensors(batch)
@@ -50,18 +50,18 @@ def stacked_step(
         def see(name: str, x: Tensor, output: Tensor) -> None:
             of_all = get_unwrapped(output)
             if of_all.requires_grad:
-                # The place, not the tensor, which what follows may change.
+                # The edge, not the tensor, which later operations may change in place.
                 where = Output(get_gradient_edge(of_all), maybe_get_bdim(output))
                 outputs.setdefault(name, []).append(where)
                 inputs.setdefault(name, []).append(x)
                 prepare(name, x.detach())
 
         def prepare(name: str, x: Tensor) -> None:
-            if len(inputs[name]) > 1:  # what was made of the first call's is not of all
+            if len(inputs[name]) > 1:  # the first call's result does not cover all
                 early.pop(name, None)
                 return
             with torch.no_grad(), method.network.exact(), aside(len(early)):
-                # Flattened there, where a copy is kept for as long as it is read.
+                # Flattened in the branch, which keeps a copy for as long as it is read.
                 early[name] = method.early(name, x.flatten(0, -2), {**params, **free}, state)
 
         with watched(method.network.module, factored, see):
@@ -76,7 +76,7 @@ def stacked_step(
             wanted += [output.edge for calls in outputs.values() for output in calls]
             ones = torch.ones_like(losses)
             found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
-    finally:  # also where it failed: a capture cannot end while a branch is open
+    finally:  # also on failure: a capture cannot end while a branch is open
         join()
     gradients = {name: next(found) for name in plain}
     grads: dict[str, Tensor | Factors] = {n: g for n, g in gradients.items() if g is not None}
@@ -101,7 +101,7 @@ def stacked_step(
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
-    """What of a batch differs from run to run."""
+    """Return the tensors of a batch that differ from run to run."""
     given = {"x": batch.x, "y": batch.y}
     return given if batch.u is None else {**given, "u": batch.u}
 
@@ -111,7 +111,7 @@ def _batch_of(batch: Batch, given: dict[str, Tensor]) -> Batch:
 
 
 def draws(network: Network, x: Tensor) -> bool:
-    """Whether a pass of the network in training draws random numbers, as for dropout."""
+    """Whether a training pass of the network draws random numbers, such as dropout's."""
     params = network.initial_params()
     network.module.train()
     before = _random_state(network.device)
@@ -121,7 +121,7 @@ def draws(network: Network, x: Tensor) -> bool:
 
 
 def vmaps(network: Network, x: Tensor) -> bool:
-    """Whether torch can compute the network for several sets of parameters at once."""
+    """Whether torch can vmap the network over several sets of parameters."""
     params = {n: torch.stack([p, p]) for n, p in network.initial_params().items()}
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A run's own place on a GPU, where runs take turns: a stream, and random numbers of its own."""
+"""A run's own stream and random numbers on a GPU, where runs take turns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,32 +7,32 @@ import torch
 
 from ..core.branches import set_branches
 
-POOL = 32  # streams that torch has on a device, given out in turn
-BRANCHES = 7  # of one graph, at most
+POOL = 32  # streams that torch has per device and hands out in turn
+BRANCHES = 7  # upper bound per graph
 
 
 class Stream:
-    """Where a run's work is queued; on a CPU there is nothing to keep apart."""
+    """The queue of a run's work; on a CPU there is nothing to separate."""
 
     def __init__(self, device: torch.device, company: int) -> None:
-        """One of so many that work at the same time."""
+        """`company` is the number of streams in use at the same time."""
         self._device = device
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._stream = torch.cuda.Stream(device)
             count = min(BRANCHES, POOL // company - 1)
-            count = count if count > 1 else 0  # one would only be a way round
+            count = count if count > 1 else 0  # a single one would only be a detour
             set_branches(self._stream, [torch.cuda.Stream(device) for _ in range(count)])
-            # What was loaded before lies on the default stream.
+            # Data loaded before was queued on the default stream.
             self._stream.wait_stream(torch.cuda.default_stream(device))
             self._shared = torch.cuda.default_generators[index]
-            # A graph reads its seed from the random state it was captured with, while it runs:
-            # with one state for all runs they would read each other's.
+            # A running graph reads its seed from the random state it was captured with: runs that
+            # share one state would read each other's seeds.
             self._own = self._shared.clone_state()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While this is open the device works for this run."""
+        """Queue work and draw random numbers for this run while open."""
         if self._device.type != "cuda":
             yield
             return

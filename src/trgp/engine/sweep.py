@@ -1,4 +1,4 @@
-"""Sweeps: many cells side by side, those that are finished left alone."""
+"""Sweeps: many cells run together; finished cells are left alone."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Place:
-    """Where cells are learnt and kept."""
+    """The device of the cells, and the folders of results and data."""
 
     device: str = "auto"
     out: PathLike = "runs"
@@ -33,23 +33,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done."""
+    """The cells of a sweep: finished, without data, and left to run."""
 
     cells: Sequence[Cell]
     finished: dict[Cell, Result]
     lacking: dict[Cell, str]
-    """Those whose data is not there, and what gets it."""
+    """Cells whose data is missing, with the way to get it."""
 
     @property
     def left(self) -> list[Cell]:
-        """Those that can be run now."""
+        """The cells that can run now."""
         done = self.finished.keys() | self.lacking.keys()
         return [cell for cell in self.cells if cell not in done]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A cell's result, or what went wrong."""
+    """A cell that ended, with its result or its error."""
 
     cell: Cell
     result: Result | None
@@ -57,10 +57,10 @@ class Ended:
 
 
 def plan(cells: Sequence[Cell], place: Place) -> Plan:
-    """What is finished and what lacks data; a cell that could never be run refuses all of them."""
+    """Find finished cells and cells without data; raise if a cell could never run."""
     finished = {cell: found for cell in cells if (found := _finished(cell, place))}
     lacking = _lacking([cell for cell in cells if cell not in finished], place.data_root)
-    forget_peak()  # or it would be counted in every process that is started from here
+    forget_peak()  # every process started from here would count it
     return Plan(cells, finished, lacking)
 
 
@@ -71,11 +71,14 @@ def carry_out(
     command: Callable[[Cell], str],
     observer: Observer = nobody,
 ) -> Generator[Ended]:
-    """Run what is left, so many cells at a time; command: what is written down for each.
+    """Run the cells that are left, up to `jobs` at a time.
 
-    On a GPU they learn together in this process, those of a benchmark after those of another,
-    because what libraries are used goes by the network's size; else each has one of its own.
-    observer: told of runs in this process.
+    On a GPU they run together in this process, one benchmark after another, because the choice of
+    libraries depends on the network's size; else each cell has its own process.
+
+    Args:
+        command: returns the command to store with a cell.
+        observer: gets the events of runs in this process.
     """
     device = resolve(place.device)
     if device.type == "cuda":
@@ -89,10 +92,10 @@ def carry_out(
 
 
 def companies(cells: Sequence[Cell], width: int) -> list[list[Cell]]:
-    """Cells that may be stacked on each other: all seeds of a configuration, if they fit.
+    """Group cells that may be vmapped together: all seeds of a configuration, if they fit.
 
-    Of one benchmark, and made from all cells, also the finished: runs that were stacked on each
-    other must be so again when they go on.
+    A group has a single benchmark. Finished cells are grouped too: runs that were vmapped together
+    must be so again when they resume.
     """
     same: dict[Path, list[Cell]] = {}
     for cell in cells:
@@ -141,13 +144,13 @@ def _in_company(
                             yield Ended(cell, None, str(end))
                         else:
                             yield Ended(cell, end)
-        except Exception as error:  # whatever it is, the next benchmark may do better
+        except Exception as error:  # on any error, the next benchmark may still work
             for cell in waiting.values():
                 yield Ended(cell, None, f"{type(error).__name__}: {error}")
 
 
 def together(runs: Iterable[tuple[Cell, Result]]) -> Found:
-    """The results as a table takes them, the seeds of a configuration in order."""
+    """Group results for a table, with the seeds of each configuration in order."""
     found: dict[Path, list[Result]] = {}
     for cell, result in runs:
         found.setdefault(_configuration(cell), []).append(result)
@@ -169,13 +172,13 @@ def _job(cell: Cell, place: Place, command: str) -> Job:
 
 
 def _finished(cell: Cell, place: Place) -> Result | None:
-    """Its result, if that is whole and of these settings; else running it says what is wrong."""
+    """Return a complete result with these settings; else running the cell reports the error."""
     result = _read(cell, place).result
     return result if result is not None and cell.config.is_of(result.config) else None
 
 
 def _read(cell: Cell, place: Place) -> Ended:
-    """What a cell that is finished came to."""
+    """Read the result of a finished cell, or the reason why it cannot be read."""
     try:
         return Ended(cell, read_result(cell.folder(place.out) / RESULT))
     except (ValueError, OSError) as error:
@@ -183,7 +186,7 @@ def _read(cell: Cell, place: Place) -> Ended:
 
 
 def _lacking(cells: Iterable[Cell], data_root: PathLike | None) -> dict[Cell, str]:
-    """Cells whose data is missing; of the others every method is tried on its network."""
+    """Find cells whose data is missing; try every method of the others on its network."""
     same_data: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         same_data.setdefault((cell.config.benchmark, repr(cell.config.data)), []).append(cell)
@@ -215,5 +218,5 @@ def _refusing(cell: Cell) -> Iterator[None]:
 
 
 def _configuration(cell: Cell) -> Path:
-    """The same for all its seeds."""
+    """Return the folder of a configuration, which its seeds share."""
     return cell.folder("").parent

@@ -1,4 +1,4 @@
-"""Grids of benchmarks, methods, presets, options and seeds, and the cells they are made of."""
+"""Grids of benchmarks, methods, presets, options and seeds, and the cells in them."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from .given import named
 from .run import check_seeds, run
 
 ONE_HEAD_ONLY = (
-    "The method needs a head for every task, but all of them share one; take another benchmark."
+    "The method needs a head for every task, but all tasks share one; use another benchmark."
 )
-OTHERS = {*inspect.signature(run).parameters} - {"changes"}  # of a run, but no settings
+OTHERS = {*inspect.signature(run).parameters} - {"changes"}  # of `run`, but no settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Cell:
         return _changes(self.config)
 
     def folder(self, out: PathLike) -> Path:
-        """Where it is kept."""
+        """Return the folder of its result."""
         config = self.config
         return run_folder(
             out, config.benchmark, config.method_name, config.preset, config.changed, self.seed
@@ -48,21 +48,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of what it lists, less those that cannot be."""
+    """Every possible combination of its lists."""
 
     benchmarks: Sequence[str]
     methods: Sequence[str]
     presets: Sequence[str] = ("paper",)
     seeds: int | Sequence[int] = 1
-    """How many, from 0 on, or which."""
+    """A count, from seed 0 on, or the seeds."""
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """By the name of a setting its values, each for all methods."""
+    """Values of each setting by its name, for all methods."""
     own: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
-    """The same by method, for that alone."""
+    """Values of settings for single methods, by method."""
 
     @property
     def left_out(self) -> list[tuple[str, str]]:
-        """Benchmarks and the methods that need a head for every task where there is but one."""
+        """Pairs of a benchmark with a single head and a method that needs one per task."""
         return [
             (benchmark, method)
             for benchmark, method in product(self.benchmarks, self.methods)
@@ -84,7 +84,7 @@ def cells(
     seeds: int | Sequence[int] | None = None,
     data_root: PathLike | None = None,
 ) -> list[Cell]:
-    """The cells of all grids, each once, every setting checked; seeds: in place of the grids'."""
+    """List the cells of all grids once, with checked settings; `seeds` replaces the grids'."""
     found: dict[Path, Cell] = {}
     for grid in grids:
         wanted = check_seeds(grid.seeds if seeds is None else seeds)
@@ -94,19 +94,19 @@ def cells(
                 cell = Cell(whole, seed)
                 found.setdefault(cell.folder(""), cell)
     if not found:
-        raise ValueError(ONE_HEAD_ONLY)  # or there would be some
+        raise ValueError(ONE_HEAD_ONLY)  # the only reason for no cells
     return list(found.values())
 
 
 def described(config: Config) -> str:
-    """A configuration in words."""
+    """Describe a configuration in words."""
     changes = _changes(config)
     settings = f", {layout.settings(changes)}" if changes else ""
     return f"{config.method_name} on {config.benchmark}, preset {config.preset}{settings}"
 
 
 def _changes(config: Config) -> dict[str, Any]:
-    """What was changed by name; checksums of a user's own files nobody types."""
+    """Return the settings that a user changed, without checksums of the user's own files."""
     return {key: value for key, value in config.changed.items() if not key.endswith("_source")}
 
 
@@ -114,7 +114,7 @@ def _configured(benchmark: str, method: str, preset: str, settings: Mapping[str,
     for key in settings:
         if key in OTHERS:
             raise ValueError(
-                f"'{key}' is no setting of {method} or of its training and data; leave it out of "
+                f"'{key}' is not a setting of {method}, its training or its data; leave it out of "
                 "the options."
             )
     usual = configure(benchmark, method, preset).settings
@@ -123,12 +123,12 @@ def _configured(benchmark: str, method: str, preset: str, settings: Mapping[str,
 
 
 def _like(usual: Any, value: Any) -> Any:
-    """A whole number as a fraction where the field has those: 1 and 1.0 are then one cell."""
+    """Convert a whole number for a float field, so that 1 and 1.0 are one cell."""
     if isinstance(usual, (list, tuple)):
         first = usual[0] if usual else None
         several = isinstance(value, (list, tuple))
         return type(usual)(_like(first, v) for v in value) if several else _like(first, value)
     if isinstance(usual, float) and type(value) is int:
-        with suppress(OverflowError):  # too large for any field, which then says so
+        with suppress(OverflowError):  # too large for any field, whose check reports it
             return float(value)
     return value

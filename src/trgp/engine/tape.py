@@ -1,9 +1,9 @@
-"""A body of work on the CPU as the row of tensor operations that it comes to.
+"""Operation recorder: a body of work on the CPU as a list of tensor operations.
 
-A small step on a CPU is mostly Python, modules, hooks and autograd on the way to a hundred short
-operations. They are recorded while the body is done once, and from then on only they are repeated,
-on the same tensors: views of tensors that stay where they are need not be taken again, and what
-nobody reads is left out.
+A small step on a CPU is mostly overhead: Python, modules, hooks and autograd around a hundred short
+operations. These are recorded while the body runs once, and from then on only they are repeated, on
+the same tensors. Views of tensors at fixed addresses are not taken again, and operations whose
+results are not read are left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,15 +25,15 @@ UNFIT = (
     torch.Tag.inplace_view,
 )
 UNTOLD = {torch.ops.aten.native_batch_norm.default: ("running_mean", "running_var")}
-"""What an operation changes, though its signature does not say so."""
-UNUSED = "_"  # in the place of a result that is none
-PLAIN = (int, bool, str, type(None))  # what Python can be given as text
+"""Arguments that an operation changes although its signature does not say so."""
+UNUSED = "_"  # name of a result that is None
+PLAIN = (int, bool, str, type(None))  # types that can be written as Python source
 
 
 def taped(body: Body) -> Body:
-    """What repeats a body's operations, or the body where that would not be the same.
+    """Return a replay of a body's operations, or the body if the replay would differ.
 
-    It is done several times here, after which its tensors and torch's random state are as before.
+    The body runs several times here; its tensors and torch's random state are restored afterwards.
     """
     state = torch.get_rng_state()
     tape = _recorded(body)
@@ -59,44 +59,44 @@ def _recorded(body: Body) -> "_Tape | None":
 
 
 class _UnfitError(BaseException):
-    """What a body does depends on more than shapes; no error, which a body might handle."""
+    """A body depends on more than shapes. No Exception, since a body might handle that."""
 
 
 @dataclass
 class _Line:
     op: str
-    text: str  # of its arguments
+    text: str  # its arguments as source
     reads: set[str]
     gives: list[str]
-    kept: bool  # whether it does more than give its results
-    many: bool  # whether these come as a list
+    kept: bool  # whether it has effects besides its results
+    many: bool  # whether it returns a list
 
 
 class _Tape(TorchDispatchMode):
-    """Records what is done while it is open."""
+    """Records the tensor operations that run while it is open."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.begun_with: list[tuple[Tensor, Tensor]] = []
-        """Each tensor that is written and was there before, and what it was then, the last first:
-        put back in that order all is as before, also where one is a part of another."""
+        """Each written tensor that existed before, with its old content, the last one first:
+        restored in this order all is as before, even where one is a view of another."""
         self._lines: list[_Line] = []
-        self._fixed: dict[str, Any] = {}  # by name: operations, and what was there before
+        self._fixed: dict[str, Any] = {}  # by name: operations, and values from before
         self._names: dict[Place, str] = {}
-        # Without their numbers, but so that no other storage comes to lie in the same place.
+        # Keeps no data, but keeps their places from being reused by other storages.
         self._seen: list[StorageWeakRef] = []
         self.unfit = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # which would import torch's compiler: a second, for nothing
+        return False  # True imports torch's compiler, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         unfit = any(tag in func.tags for tag in UNFIT) and not _picks_by_number(func, args)
-        if unfit or func is torch.ops.aten.lift_fresh.default:  # of numbers that Python has
+        if unfit or func is torch.ops.aten.lift_fresh.default:  # numbers from Python
             self._refuse()
         reads: set[str] = set()
         text = ", ".join(
@@ -112,12 +112,12 @@ class _Tape(TorchDispatchMode):
         if not all(isinstance(each, Tensor) for each in found):
             if reads:
                 self._refuse()
-            return result  # such as a type, which no tensor had a say in
+            return result  # such as a type, which depends on no tensor
         if not all(map(_is_plain, found)):
             self._refuse()
         if not writes and _is_view(found, args):
             if all(name in self._fixed for name in reads):
-                for each in found:  # it lies where it will always lie
+                for each in found:  # its address is fixed
                     self._constant(each)
                 return result
             if all(_place(each) in self._names for each in found):
@@ -131,15 +131,15 @@ class _Tape(TorchDispatchMode):
 
     @property
     def text(self) -> str:
-        """The recorded operations as a function."""
-        # As arguments with defaults they are local, which is the fastest place to find them.
+        """The recorded operations as the source of a function."""
+        # Arguments with defaults are local, and locals are the fastest to look up.
         head = f"def replay({', '.join(f'{name}={name}' for name in self._fixed)}):"
         return "\n    ".join([head, *self._source(), "return None"])
 
     def function(self) -> Body:
         space = dict(self._fixed)
         exec(self.text, space)
-        replay: Body = space.pop("replay")  # which has it for its globals, and lasts no longer
+        replay: Body = space.pop("replay")  # popped, since `space` is its globals: no cycle
 
         def once() -> None:
             with torch.inference_mode():
@@ -167,7 +167,7 @@ class _Tape(TorchDispatchMode):
                 yield f"del {', '.join(over)}"
 
     def agrees(self, other: "_Tape") -> bool:
-        """Whether both are the same operations on the same tensors that were there before."""
+        """Whether both hold equal operations on the same tensors from before."""
         return self.text == other.text and all(
             _place(a) == _place(b) if isinstance(a, Tensor) else a == b
             for a, b in zip(self._fixed.values(), other._fixed.values(), strict=True)
@@ -178,7 +178,7 @@ class _Tape(TorchDispatchMode):
         raise _UnfitError
 
     def _said(self, value: Any, reads: set[str]) -> str:
-        """An argument as text."""
+        """Return an argument as source."""
         if isinstance(value, Tensor):
             if not _is_plain(value):
                 self._refuse()
@@ -217,7 +217,7 @@ class _Tape(TorchDispatchMode):
 
 
 def _picks_by_number(func: Any, args: Sequence[Any]) -> bool:
-    """x[i], which only a mask in the place of i makes depend on more than shapes."""
+    """Whether this is x[i] with no mask in i, so that it depends on shapes alone."""
     masks = (torch.bool, torch.uint8)
     return func is torch.ops.aten.index.Tensor and not any(
         index is not None and index.dtype in masks for index in args[1]
@@ -225,12 +225,12 @@ def _picks_by_number(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its place says all about it."""
+    """Whether its place describes a tensor completely."""
     return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _place(tensor: Tensor) -> Place:
-    """Where a tensor lies, and how: two of the same place are always equal."""
+    """Return the address and layout of a tensor: tensors of one place are always equal."""
     with torch._C._DisableTorchDispatch():
         storage = tensor.untyped_storage()._cdata
         return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
@@ -242,7 +242,7 @@ def _is_view(found: Sequence[Tensor], args: Sequence[Any]) -> bool:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
-    """The arguments that an operation changes."""
+    """Yield the arguments that an operation changes."""
     untold = UNTOLD.get(func, ())
     for k, given in enumerate(func._schema.arguments):
         if given.name in untold or (given.alias_info is not None and given.alias_info.is_write):
@@ -252,10 +252,10 @@ def _written(func: Any, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
 
 
 def _same(body: Body, replay: Body, tape: _Tape) -> bool:
-    """Whether the body comes to the same operations again, and the replay to what it does.
+    """Whether the body repeats its operations, and the replay gives the body's results.
 
-    From what the body left behind or, if it cannot be done again from there, as where there is no
-    other batch, from what it began with.
+    Both start from what the body left behind or, if it cannot run again from there, for example
+    without another batch, from its first start.
     """
     state = torch.get_rng_state()
     written = [tensor for tensor, _ in tape.begun_with]

@@ -19,7 +19,7 @@ from .gradients import Gradients, loss_and_gradients
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is learnt in an epoch, and how."""
+    """The samples and settings of an epoch."""
 
     seed: int
     task: int
@@ -34,26 +34,26 @@ class Epoch:
         return sum(len(cuts(len(part.samples), self.batch_size)) for part in self.parts)
 
     def rows(self) -> tuple[tuple[Cut, ...], Tensor]:
-        """Its batches, and the indices of each in a row."""
+        """Return the batches, and a row of indices for each."""
         return rows_of(self.parts, self.batch_size, *self._order_key)
 
     def numbers(self, method: Method) -> Tensor:
-        """A row of uniform random numbers for every step, as many as the method asks for."""
-        # A last sample may have joined a full batch.
+        """Draw a row of uniform random numbers per step, as many as the method asks for."""
+        # A last sample may have been merged into a full batch.
         count = method.random_numbers(self.batch_size + 1)
         drawn = uniform(self.steps, count, self.seed, "steps", self.task, self.number)
         return drawn.to(method.network.device)
 
     def settle(self, method: Method) -> None:
-        """Let the network be in its mode, and dropout draw what it draws in this epoch."""
+        """Set the network's mode, and seed dropout for this epoch."""
         method.train_mode(self.task)
-        # On a CPU its generator alone: torch takes a millisecond for those of all other devices.
+        # On a CPU its generator alone: seeding all other devices takes torch a millisecond.
         cpu = method.network.device.type == "cpu"
         seed_torch = torch.default_generator.manual_seed if cpu else torch.manual_seed
         seed_torch(seed_of(self.seed, "dropout", self.task, self.number))
 
     def batches(self, method: Method) -> Iterator[Batch]:
-        """Its batches in order, once the network and its dropout are ready for them."""
+        """Yield the batches in order, after setting the network's mode and seeding dropout."""
         self.settle(method)
         numbers = self.numbers(method)
         progress = progress_of(numbers)
@@ -63,12 +63,12 @@ class Epoch:
 
     @property
     def _order_key(self) -> tuple[int | str, ...]:
-        """What its order of samples is drawn by."""
+        """Key of the order of samples."""
         return self.seed, "order", self.task, self.number
 
 
 class Work(NamedTuple):
-    """An epoch to be trained, and from where."""
+    """An epoch to train, and the parameters and state it starts from."""
 
     params: Params
     state: State
@@ -76,29 +76,29 @@ class Work(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What came of it."""
+    """The result of an epoch."""
 
     params: Params
     state: State
-    loss: Tensor  # the mean on the way, on the device: nobody has waited for it
+    loss: Tensor  # mean over the steps, on the device: its step may still be queued
 
 
 def trained_names(method: Method, params: Params, task: int) -> list[str]:
-    """The network's parameters that train in a task, and the method's own."""
+    """List the network's parameters that train in a task, and the method's own."""
     network = method.network
     free = network.trainable - method.frozen(task)
     return [name for name in params if name in free or name not in network.names]
 
 
 def progress_of(numbers: Tensor) -> Tensor:
-    """From 0 at the first row to 1 at the last, which a single one is."""
+    """Return the epoch progress in [0, 1] per step; 1 if there is a single step."""
     count = len(numbers)
     steps = torch.arange(count, dtype=torch.float64, device=numbers.device)
     return steps / (count - 1) if count > 1 else steps + 1.0
 
 
 def train_epoch(method: Method, work: Work) -> Trained:
-    """Step by step; none waits for the device: a loss that is no number stays one in the mean."""
+    """Train an epoch eagerly without waiting for the device; a NaN loss makes the mean NaN."""
     params, state, epoch = work
     factored = method.factored(state, epoch.batch_size)
     total = torch.zeros((), dtype=torch.float64, device=method.network.device)
@@ -123,9 +123,10 @@ def train_step(
     gradients: Gradients = loss_and_gradients,
     give: bool = False,
 ) -> tuple[Params, State, Tensor]:
-    """One step: loss, gradient, the method's update.
+    """Take one step: loss, gradient, the method's update.
 
-    give: whether the parameters' memory is given away to it.
+    Args:
+        give: whether the method may update the parameters in place.
     """
     loss, grads = gradients(method, params, state, batch, trained, factored)
     with torch.no_grad(), donated() if give and method.may_consume() else nullcontext():
@@ -135,16 +136,16 @@ def train_step(
 
 
 def check_moving(method: Method, changes: Collection[str]) -> None:
-    """Refuse a change that a resumed run would not know of."""
+    """Refuse a change that a resumed run would lose."""
     if not set(changes) <= set(method.moving):
         raise ValueError(
             f"A step changed {', '.join(changes)} of the state, but {type(method).__name__}.moving "
-            f"names {method.moving}; name all that a step changes, or a resumed run loses it."
+            f"names {method.moving}; name every key that a step changes, or a resumed run loses it."
         )
 
 
 def diverged(method: Method, work: Work) -> DivergenceError:
-    """What to say of an epoch that went wrong, given what it began with."""
+    """Build the error of an epoch that diverged, by repeating it from its start."""
     params, state, epoch = work
     factored = method.factored(state, epoch.batch_size)
     found = locate(method, params, state, epoch.batches(method), epoch.lr, epoch.trained, factored)

@@ -1,4 +1,4 @@
-"""Writing beside what goes on, where that pays: by a thread that waits for device and disk."""
+"""Writes in a background thread, where that pays; it waits for device and disk."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -7,16 +7,16 @@ import torch
 
 
 def pays(device: torch.device) -> bool:
-    """On a GPU all runs of a company would wait; on a CPU a run has the one core that it has."""
+    """Whether a thread pays: on a GPU all runs would wait; on a CPU a run has just one core."""
     return device.type == "cuda"
 
 
 class Writer:
-    """One piece of writing after another; what goes wrong with it `start` or `wait` raises."""
+    """Does one write after another; `start` or `wait` raises the errors of a write."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # No thread to join: one whose join is interrupted counts as dead, and goes on writing.
+        # Not a Thread: if its join is interrupted, it counts as dead but goes on writing.
         self._thread = ThreadPoolExecutor(1)
         self._last: Future[None] | None = None
 
@@ -25,7 +25,7 @@ class Writer:
         return self._last is not None and not self._last.done()
 
     def start(self, write: Callable[[], None]) -> None:
-        """Begin, once what was begun before is done; where it does not pay, write."""
+        """Begin a write after the one before it; write at once if a thread does not pay."""
         self.wait()
         if not pays(self._device):
             write()
@@ -38,7 +38,7 @@ class Writer:
             self._last = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Until all is written; an interrupt ends the waiting, and not the writing."""
+        """Wait until all is written; an interrupt ends the waiting, but not the writing."""
         if self._last is not None:
             wait([self._last])
             last, self._last = self._last, None
@@ -47,6 +47,6 @@ class Writer:
 
 def _write_when(ready: torch.cuda.Event, device: torch.device, write: Callable[[], None]) -> None:
     ready.synchronize()
-    # Of the streams with a priority: all others belong to runs, which may be capturing.
+    # A stream with a priority, because all others belong to runs, which may be capturing.
     with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
         write()

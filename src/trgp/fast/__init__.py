@@ -1,1 +1,1 @@
-"""Speed: kernels for a GPU. The rest of the package does not need this folder."""
+"""Speed: GPU kernels. The rest of the package works without this folder."""

@@ -67,7 +67,8 @@ class Scores:
         width = max(map(len, [*heads, "-0.000"]))
         lines = ["after".ljust(left) + "".join(f"  {head:>{width}}" for head in heads)]
         for head, row in zip(heads, self.rows, strict=True):
-            lines.append(head.ljust(left) + "".join(f"  {score:{width}.3f}" for score in row))
+            cells = (f"  {score:{width}.3f}" for score in row)
+            lines.append((head.ljust(left) + "".join(cells)).rstrip())
         figures = {"ACC": self.acc, "BWT": self.bwt, "forgetting": self.forgetting}
         told = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
         return "\n".join([*lines, ", ".join(told)])

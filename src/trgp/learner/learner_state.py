@@ -165,10 +165,12 @@ class LearnerState:
             self._lock.release()
 
     def settle(self) -> None:
-        """Put back what a call that was interrupted had done to the model."""
+        """Put back what a call that was interrupted had done to the model.
+
+        The guard looks at weights that were put back as at any others that it did not write.
+        """
         if self.known.undo is not None:
             self.known.undo.restore()
-            self.guard.remember_writes()
             self.known = replace(self.known, undo=None)
 
     def begin_change(self, loader: object) -> None:

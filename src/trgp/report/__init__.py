@@ -1,1 +1,1 @@
-"""Tables, figures and a page, from stored results alone."""
+"""Build tables, figures and a page from stored results alone."""

@@ -1,4 +1,4 @@
-"""A report from stored results: its tables and figures as plain data."""
+"""Build a report from stored results: its tables and figures as plain data."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ TITLE = "Continual learning by gradient projection"
 
 
 def build(found: Found) -> Report:
-    """All that the results say, and what is wrong with those that could not be read."""
+    """Build the report of the results, with the problems of those that could not be read."""
     results = by_benchmark(found.results)
     return Report(
         TITLE,
@@ -43,8 +43,8 @@ def _summary(found: Found) -> Iterator[str]:
         yield clean(f"Run with torch {', '.join(torch)} on {'; '.join(devices)}.")
     if unsealed := sum(run.checksum is None for run in runs):
         yield (
-            f"Without a checksum, as trgp 0.1 wrote them: {_count(unsealed, 'result')}, in which "
-            "damage may go unnoticed."
+            f"{_count(unsealed, 'result')} from trgp 0.1 without a checksum; damage there may go "
+            "unnoticed."
         )
     yield f"Made by trgp {VERSION} from stored results alone; nothing was trained for it."
 
@@ -54,7 +54,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _named_apart(made: Iterable[Chart]) -> Iterator[Chart]:
-    """With names of their own: settings of different versions can be changed alike."""
+    """Make names unique: results of different versions may have the same changed settings."""
     seen: Counter[str] = Counter()
     for chart in made:
         seen[chart.name] += 1

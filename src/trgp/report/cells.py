@@ -1,4 +1,4 @@
-"""Entries of tables: figures over seeds, differences, bytes and times."""
+"""Make cells of tables: figures over seeds, differences, bytes and times."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -26,14 +26,14 @@ def number(value: float, written: str) -> Cell:
 
 
 def share(figure: Spread, mark: Mark = "", note: str = "") -> Cell:
-    """A fraction over seeds in per cent."""
+    """Make a cell of a fraction over seeds, in per cent."""
     if figure.mean is None:
         return Cell(NONE, note=note)
     return Cell(spread(figure), 100 * figure.mean, mark, note=note)
 
 
 def percent(value: float | None, std: float | None = None, note: str = "") -> Cell:
-    """What the paper prints, which is in per cent."""
+    """Make a cell of a published figure, which is in per cent already."""
     if value is None:
         return Cell(NONE, note=note)
     written = f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}"
@@ -41,12 +41,12 @@ def percent(value: float | None, std: float | None = None, note: str = "") -> Ce
 
 
 def rounded(value: float | None) -> Cell:
-    """The paper's BWT, with the digits that it prints."""
+    """Make a cell of the paper's BWT, with the digits it prints."""
     return EMPTY if value is None else Cell(f"{value:g}", value)
 
 
 def beside(here: float | None, paper: float | None, note: str = "") -> Cell:
-    """How far a fraction is from the paper's per cent, in points."""
+    """Make a cell of the difference to the paper's figure, in points."""
     if here is None or paper is None:
         return Cell(NONE, note=note)
     gap = here - paper / 100
@@ -54,7 +54,7 @@ def beside(here: float | None, paper: float | None, note: str = "") -> Cell:
 
 
 def gap_and_p(before: Results | None, after: Results, measure: Measure) -> tuple[Cell, Cell]:
-    """A difference between two configurations, and its p-value."""
+    """Make cells of the difference between two configurations and its p-value."""
     gap = None if before is None else difference(before, after, measure)
     if before is None or gap is None:
         return EMPTY, EMPTY
@@ -86,7 +86,7 @@ def lasting(seconds: float) -> Cell:
 
 
 def repeated_by(*several: Results) -> Callable[[Cell], Cell]:
-    """Gives a number what repeats it, where it comes from these; a dash stays as it is."""
+    """Return a function that gives a number the commands repeating it; a dash stays a dash."""
     commands = commands_of(*several)
     return lambda cell: cell if cell.value is None else replace(cell, commands=commands)
 
@@ -94,7 +94,7 @@ def repeated_by(*several: Results) -> Callable[[Cell], Cell]:
 def not_run(
     benchmark: str, method: str, preset: str = "paper", changes: Mapping[str, Any] | None = None
 ) -> Cell:
-    """In place of a number, with what runs it."""
+    """Make a cell for a missing number, with the command that would run it."""
     return Cell("not run", commands=(command_for(benchmark, method, preset, changes),))
 
 

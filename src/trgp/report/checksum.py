@@ -1,4 +1,4 @@
-"""Whether a figure is up to date, whatever drew it."""
+"""Checksums that show whether a drawn figure is up to date."""
 
 import hashlib
 import json
@@ -8,5 +8,5 @@ from .model import Chart
 
 
 def checksum(chart: Chart) -> str:
-    """Of all that is drawn; the figure's SVG holds it."""
+    """Return the checksum of a chart's data; the figure's SVG contains it."""
     return hashlib.sha256(json.dumps(asdict(chart), sort_keys=True).encode()).hexdigest()

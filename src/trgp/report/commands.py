@@ -1,4 +1,4 @@
-"""What repeats a configuration, all its seeds by one command."""
+"""Commands that repeat a configuration, one for all its seeds where possible."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from .naming import clean
 
 
 def commands_of(*several: Results) -> tuple[str, ...]:
-    """What repeats all that a number comes from, in this order."""
+    """Return the commands that repeat all results behind a number, in this order."""
     return tuple(dict.fromkeys(clean(each) for results in several for each in _of(results)))
 
 
 def command_for(
     benchmark: str, method: str, preset: str = "paper", changes: Mapping[str, Any] | None = None
 ) -> str:
-    """What runs a cell that is not run yet."""
+    """Return the command for a cell that has not been run."""
     words = ["trgp", "run", benchmark, "--method", method]
     words += [] if preset == "paper" else ["--preset", preset]
     for name, value in (changes or {}).items():
@@ -26,7 +26,7 @@ def command_for(
 
 
 def _of(results: Results) -> list[str]:
-    """The command that was typed for all seeds, or those for one seed each as one for all."""
+    """Return the command typed for all seeds; commands for one seed each become one for all."""
     typed = list(dict.fromkeys(run.command for run in results))
     bare = {_without_seeds(command) for command in typed}
     rest = next(iter(bare))
@@ -38,12 +38,12 @@ def _of(results: Results) -> list[str]:
 def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    # A list that is empty is the option without a word after it.
+    # An empty list is the option without a value.
     return [f"--{name}"] if value in ((), []) else [f"--{name}", shown(value)]
 
 
 def _without_seeds(command: str) -> tuple[str, ...] | None:
-    """The words of a `trgp run` without its seeds; None of anything else, as a call in Python."""
+    """Return the words of a `trgp run` without its seeds; None for others, like a Python call."""
     try:
         words = shlex.split(command)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables as CSV: what is read, beside it the numbers in full and the marks, and the commands."""
+"""Write tables as CSV: texts, full numbers, marks and commands."""
 
 import csv
 import io
@@ -7,9 +7,9 @@ from .model import Row, Table
 
 
 def table_csv(table: Table) -> str:
-    """A column of numbers is followed by one with all their digits, one of marks by the marks.
+    """Write a table; numbers get a second column with all digits, marks one of their own.
 
-    The last column has what repeats a row's numbers, or runs them.
+    The last column has the commands that repeat a row's numbers, or run missing ones.
     """
     columns = [[row.cells[i] for row in table.rows] for i in range(len(table.columns))]
     header: list[str] = []
@@ -37,5 +37,5 @@ def _commands(row: Row) -> list[str]:
 
 
 def _inert(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+    """Return a text that no spreadsheet reads as a formula."""
     return f"'{text}" if text.startswith(tuple("=+-@")) else text

@@ -1,4 +1,4 @@
-"""Reports as the JSON that the page's scripts read, as short as can be."""
+"""Write reports as compact JSON for the page's scripts."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from .model import Chart, Report, Series
 from .thin import thinned
 
 EMPTY: tuple[object, ...] = ("", (), [], None)
-DRAWN = 4  # significant figures of what is drawn; others have six
+DRAWN = 4  # significant digits of drawn values; others have six
 
 
 def report_json(report: Report) -> str:
-    """A report, in which a command that many numbers share is said once."""
+    """Return a report as JSON; commands that several numbers share are stored once."""
     made = _plain(thinned(report))
     commands: dict[str, int] = {}
     for table in made.get("tables", []):
@@ -24,12 +24,12 @@ def report_json(report: Report) -> str:
 
 
 def as_json(content: Any) -> str:
-    """Anything else that the page is told, charts included."""
+    """Return other data for the page as JSON, charts included."""
     return json.dumps(_plain(content), allow_nan=False, separators=(",", ":"))
 
 
 def _plain(value: Any, figures: int = 6) -> Any:
-    """What JSON knows; what is empty is left out, and numbers keep the digits that can be seen."""
+    """Convert to JSON types, without empty fields and with as many digits as can be seen."""
     if is_dataclass(value):
         named = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Series):
@@ -49,7 +49,7 @@ def _plain(value: Any, figures: int = 6) -> Any:
 
 
 def _with_one_x(chart: dict[str, Any]) -> dict[str, Any]:
-    """What all series have along the axis is said once."""
+    """Store x once if all series share it."""
     series = chart.get("series", [])
     first = series[0].get("x") if len(series) > 1 else None
     if first is None or any(each.get("x") != first for each in series):

@@ -1,4 +1,4 @@
-"""Where runs were run, whatever else went on there."""
+"""The devices of runs, without the number of concurrent runs."""
 
 import re
 
@@ -6,5 +6,5 @@ from ..results.result import Result
 
 
 def device_of(run: Result) -> str:
-    """The device alone: how many runs had it at once makes it no other."""
+    """Return the device without the number of concurrent runs, which does not change it."""
     return re.sub(r", \d+ runs at once$", "", run.device)

@@ -1,4 +1,4 @@
-"""Figures by matplotlib, as SVG and PNG, with the same bytes for the same data."""
+"""Draw figures with matplotlib as SVG and PNG; equal data give equal bytes."""
 
 import io
 import textwrap
@@ -20,26 +20,26 @@ SETTINGS: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
-    "font.family": "DejaVu Sans",  # which matplotlib brings along
+    "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9,
     "hatch.linewidth": 0.5,
     "legend.frameon": False,
-    "svg.fonttype": "none",  # texts stay texts
+    "svg.fonttype": "none",  # text stays text, not paths
     "svg.hashsalt": "trgp",
     "text.parse_math": False,
 }
 DPI = 130
-LETTERS = 12  # of a title in an inch
+LETTERS = 12  # of a title per inch
 
 
 def drawn(chart: Chart) -> dict[str, bytes]:
-    """The figure's files by their endings."""
+    """Draw a figure; return its files by extension."""
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
-        # A name in letters that the font lacks is shown by boxes, and no reason to complain.
+        # Characters that the font lacks are drawn as boxes; that needs no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = _figure(chart)
         about = {"Date": None, "Creator": None, "Identifier": checksum(chart)}
-        # By the canvases themselves: savefig would draw everything twice.
+        # The canvases directly, because savefig would draw everything twice.
         svg = _written(FigureCanvasSVG(figure).print_svg, about)
         figure.dpi = DPI
         return {"svg": svg, "png": _written(FigureCanvasAgg(figure).print_png, {"Software": None})}
@@ -54,13 +54,13 @@ def _figure(chart: Chart) -> Figure:
     axes.set_ylabel(chart.y_label)
     handles = PLOTS[chart.kind](axes, chart)
     if len(handles) > 1:
-        # By name: matplotlib by itself leaves out those that begin with an underscore.
+        # Explicit names, because matplotlib omits labels that begin with an underscore.
         names = [each.name for each in chart.series]
         figure.legend(handles, names, loc="outside right upper")
     engine = figure.get_layout_engine()
-    assert engine is not None  # or the figure would not have been made with one
+    assert engine is not None  # the figure is made with one
     engine.execute(figure)
-    figure.set_layout_engine("none")  # once laid out is enough, and half of the time
+    figure.set_layout_engine("none")  # laying out once is enough and halves the time
     return figure
 
 

@@ -1,7 +1,7 @@
-"""A report on disk: tables, figures and the page, in a folder that holds nothing else.
+"""Write a report to disk: tables, figures and the page, in a folder of its own.
 
-`contents.json` lists what was written, so that a later report can tell its own files from others:
-it replaces those, takes away figures that are no longer made, and touches nothing else.
+`contents.json` lists what was written, so that a later report can distinguish its own files from
+others: it replaces those, deletes figures that are no longer made, and touches nothing else.
 """
 
 import json
@@ -28,24 +28,24 @@ TABLES: Mapping[str, Callable[[Table], str]] = {
 FIGURES = ("svg", "png")
 _OWN = re.compile(rf"{PAGE}|(tables|figures)/[a-z0-9][a-z0-9._-]*")
 Draw = Callable[[Sequence[Chart]], Iterable[Mapping[str, bytes]]]
-"""Every figure's files by their endings, in the order of the charts."""
+"""Draws charts; yields each one's files by extension, in the order of the charts."""
 
 
 def check(out: str | os.PathLike[str]) -> None:
-    """Refuse a place that is no folder, or one in which other things would be overwritten."""
+    """Refuse a path that is a file, or a folder that holds files but no report."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{out} is a file; give another --out.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / CONTENTS).is_file():
         raise FileExistsError(
-            f"{out} holds files, but no report; give --out a new or an empty folder."
+            f"{out} holds files but no report; give --out a new or an empty folder."
         )
 
 
 def write(
     report: Report, page: str, out: str | os.PathLike[str], draw: Draw | None
 ) -> Iterator[Chart]:
-    """Write all of it, and tell of every figure once it is there; draw: None for no figures."""
+    """Write the report and yield each chart once its figure is written; draw: None for none."""
     check(out)
     folder = Path(out)
     for part in ("tables", "figures"):
@@ -54,7 +54,7 @@ def write(
     now = [PAGE, *(f"tables/{table.name}.{end}" for table in report.tables for end in TABLES)]
     if draw is not None:
         now += [f"figures/{chart.name}.{end}" for chart in report.charts for end in FIGURES]
-    # First what may be there, so that a report that is stopped half-way is known as one.
+    # Listed first, so that an interrupted report is still recognised as a report.
     _write_contents(folder, {*before, *now})
     for table in report.tables:
         for end, written in TABLES.items():
@@ -76,7 +76,7 @@ def _write_contents(folder: Path, paths: "set[str] | list[str]") -> None:
 
 
 def _contents(folder: Path) -> list[str]:
-    """What an earlier report wrote; nothing of a list that is damaged."""
+    """Return the files of an earlier report; none if the list is damaged."""
     try:
         listed = json.loads((folder / CONTENTS).read_bytes())["trgp report"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Which stored results belong together: the same data, and the preset's or the same settings."""
+"""Group stored results that share data and settings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,41 +12,41 @@ from ..results.render import SAME_FIGURES
 from ..results.result import Result, Results
 
 BOUNDS = ("single", "multitask")
-"""Methods that do not learn one task after another in one network: there to compare with."""
+"""Reference points: methods that do not learn tasks one after another in one network."""
 DATA = frozenset(
     {field.name for name in NAMES for field in fields(entry(name).options)}
     | {"score_on", "data_source", "model_source"}
 )
-"""Settings that decide what is learnt and measured, not how."""
+"""Settings that decide which data is learnt and measured, not how."""
 
 
 def data_of(run: Result) -> str:
-    """What was learnt and measured; accuracies compare only where it is the same.
+    """Return a key of the data learnt and measured; accuracies compare only if it is equal.
 
-    What is off or None counts as what an older version did not have.
+    A setting that is off or None counts as missing, because older versions lack it.
     """
     chosen = {key: value for key, value in run.config.items() if key in DATA and value}
     return json.dumps([run.benchmark, len(run.accuracy_matrix), chosen], sort_keys=True)
 
 
 def varied(run: Result) -> dict[str, Any]:
-    """The settings of method and training that are not the preset's."""
+    """Return the settings of method and training that differ from the preset's."""
     without = SAME_FIGURES | DATA
     return {key: value for key, value in run.changed.items() if key not in without}
 
 
 def as_presets(found: Iterable[Results]) -> list[Results]:
-    """Those that are as their preset has them, whatever the data."""
+    """Return the results with unmodified presets, whatever the data."""
     return [results for results in found if not varied(results[0])]
 
 
 def by_benchmark(found: Iterable[Results]) -> list[Results]:
-    """In the order of benchmarks, and of methods within one."""
+    """Sort results by benchmark, then by method."""
     return sorted(found, key=lambda results: place(results[0].benchmark, results[0].method))
 
 
 def place(benchmark: str, method: str) -> tuple[int, str, int, str]:
-    """Where something stands: what the package has comes first, in its own order."""
+    """Return a sort key: benchmarks and methods of the package first, in its order."""
     return *_rank(benchmark, NAMES), *_rank(method, tuple(METHODS))
 
 
@@ -56,7 +56,7 @@ def _rank(name: str, known: Sequence[str]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Group:
-    """Methods that learnt the same data with the same changes to the same preset."""
+    """Results on the same data with the same changes to the same preset."""
 
     benchmark: str
     preset: str
@@ -65,15 +65,15 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The changes in a line, empty where there are none."""
+        """The changes in one line; empty if there are none."""
         return settings(self.changes)
 
 
 def compared(found: Iterable[Results]) -> list[Group]:
-    """The groups that figures over methods are drawn of.
+    """Return the groups that figures over methods show.
 
-    All settings as the preset has them make a group of any size; others only where several methods
-    have them in common.
+    An unmodified preset makes a group of any size; changed settings need several methods that
+    share them.
     """
     groups: dict[tuple[str, str, str], list[Results]] = {}
     for results in by_benchmark(found):
@@ -89,7 +89,7 @@ def compared(found: Iterable[Results]) -> list[Group]:
 
 
 def _changes(members: Sequence[Results]) -> dict[str, Any]:
-    """What all of them changed, for a title; a checksum says nothing there."""
+    """Return the changes the members share, for a title; checksums are left out."""
     return {
         key: value
         for key, value in members[0][0].changed.items()

@@ -1,4 +1,4 @@
-"""Tables in HTML: the best in strong, what is near it in em, with their commands and notes."""
+"""Write tables as HTML: best in strong, near in em, with commands and notes."""
 
 from html import escape
 
@@ -8,7 +8,7 @@ MARKS = {"": "{}", "best": "<strong>{}</strong>", "near": "<em>{}</em>"}
 
 
 def table_html(table: Table) -> str:
-    """A table alone, to be put into a page; every text in it is escaped."""
+    """Return a table to embed in a page, with every text escaped."""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     lines = [
         f'<table id="{escape(table.name)}">',
@@ -25,7 +25,7 @@ def table_html(table: Table) -> str:
 
 
 def table_file(table: Table) -> str:
-    """A file that a browser reads in the right letters, also by itself."""
+    """Return a table as a file of its own, with its encoding declared."""
     return f'<!DOCTYPE html>\n<meta charset="utf-8">\n{table_html(table)}'
 
 

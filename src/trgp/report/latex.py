@@ -1,4 +1,4 @@
-"""Tables in LaTeX, for the package booktabs: the best in bold, what is near it underlined."""
+"""Write tables as LaTeX with booktabs: best in bold, near underlined."""
 
 import re
 import textwrap
@@ -13,7 +13,7 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\char34{}",  # which every encoding of fonts has
+    '"': r"\char34{}",  # exists in every font encoding
     "`": r"\textasciigrave{}",
     "±": r"$\pm$",
     "–": "--",
@@ -23,11 +23,11 @@ SPECIAL = {
 _SPECIAL = re.compile("[" + re.escape("".join(SPECIAL)) + "]")
 FIT = "max width=\\linewidth, max totalheight=0.8\\textheight, keepaspectratio"
 
-NARROW = 9  # letters of a heading in a line
+NARROW = 9  # characters of a heading per line
 
 
 def table_latex(table: Table) -> str:
-    """A floating table with its title as caption, no larger than a page; rules part benchmarks."""
+    """Return a floating table with a caption, at most a page, rules between benchmarks."""
     numbers = table.numeric
     lines = [
         "% needs \\usepackage{adjustbox, booktabs}",
@@ -52,12 +52,12 @@ def table_latex(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text that LaTeX prints as it is."""
+    """Escape a text so that LaTeX prints it verbatim."""
     return _SPECIAL.sub(lambda found: SPECIAL[found[0]], text)
 
 
 def _heading(name: str, number: bool) -> str:
-    """Long ones on several lines, since the widest decides how small the table must be."""
+    """Break a long heading into lines, because the width decides the scale of the table."""
     lines = [escaped(line) for line in textwrap.wrap(name, NARROW)]
     if len(lines) <= 1:
         return escaped(name)
@@ -66,12 +66,12 @@ def _heading(name: str, number: bool) -> str:
 
 
 def _written(cell: Cell) -> str:
-    # A minus, not a hyphen, before a number.
+    # A number gets a minus sign, not a hyphen.
     text = re.sub(r"^-(?=\d)", "$-$", escaped(cell.text))
     return MARKS[cell.mark].format(text)
 
 
 def _line(cells: list[str]) -> str:
     line = " & ".join(cells) + r" \\"
-    # After the end of a line these would be an argument of it.
+    # After `\\`, these characters would start its argument.
     return f"{{}}{line}" if line.startswith(("[", "*")) else line

@@ -1,4 +1,4 @@
-"""What a live page is told of a folder: its report, and the runs that go on."""
+"""Data of a live page: the report of a folder and the runs in progress."""
 
 import hashlib
 import os
@@ -13,13 +13,13 @@ from .model import Report
 from .page import page
 from .progress import Progress, Reader, curves, run_folders, stamp
 
-PATIENCE = 5  # epochs without news, after which a run is said to wait
-NOW = 5  # seconds that are not worth counting
-LEAST = 300  # seconds that are no reason to say so
+PATIENCE = 5  # epochs without a save, after which a run counts as waiting
+NOW = 5  # seconds that still count as just now
+LEAST = 300  # seconds before a run may count as waiting
 
 
 class Folder:
-    """A folder of runs, read again only where it has changed; threads may share it."""
+    """A folder of runs, read again only where it changed; threads may share it."""
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self._out = out
@@ -29,16 +29,16 @@ class Folder:
         self.page = page(Report(f"trgp: {os.fspath(out)}", ("Reading the results.",)), live=True)
 
     def report(self) -> str:
-        """The report as JSON, built anew if any result is new, gone or another."""
+        """Return the report as JSON, rebuilt if a result was added, removed or changed."""
         with self._building:
-            # Before the results are read: one that comes meanwhile makes another version.
+            # Before the results are read, so that one that arrives meanwhile changes the version.
             version = _version(run_folders(self._out))
             if version != self._built[0]:
                 self._built = version, report_json(build(store.find(self._out, defaults)))
             return self._built[1]
 
     def progress(self) -> str:
-        """The runs that go on as JSON, and which version of the report goes with them."""
+        """Return the runs in progress as JSON, with the version of the report."""
         folders = run_folders(self._out)
         with self._reading:
             runs, problems = self._reader.read(folders)
@@ -53,14 +53,14 @@ class Folder:
 
 
 def _version(folders: list[str]) -> str:
-    """What differs whenever a result does."""
+    """Return a hash that changes whenever a result does."""
     files = (os.path.join(folder, store.RESULT) for folder in folders)
     stamped = [(file, at) for file in files if (at := stamp(file)) is not None]
     return hashlib.sha256(repr(stamped).encode(errors="surrogatepass")).hexdigest()
 
 
 def _told(run: Progress, now: float, company: int) -> dict[str, object]:
-    """A row about a run, one of so many that go on."""
+    """Return the row of a run; company: the number of runs in progress."""
     age = max(0.0, now - run.saved)
     return {
         "benchmark": run.benchmark,
@@ -74,6 +74,6 @@ def _told(run: Progress, now: float, company: int) -> dict[str, object]:
         "epochs": run.epochs,
         "time": layout.duration(run.seconds),
         "saved": f"{layout.duration(age)} ago" if age >= NOW else "just now",
-        # Of runs at once every one counts its share of the time alone.
+        # Each of several concurrent runs counts only its share of the time.
         "waiting": age > max(LEAST, PATIENCE * run.epoch_seconds * company),
     }

@@ -1,4 +1,4 @@
-"""Tables in Markdown: the best in bold, what is near it in italics."""
+"""Write tables as Markdown: best in bold, near in italics."""
 
 import re
 
@@ -10,7 +10,7 @@ NOTE = "Bold: best. Italics: near."
 
 
 def table_markdown(table: Table) -> str:
-    """With its title above and its note below."""
+    """Return a table with its title above and its note below."""
     parts = [f"## {escaped(table.title)}", rows_markdown(table)]
     if any(cell.mark for row in table.rows for cell in row.cells):
         parts.append(NOTE)
@@ -20,7 +20,7 @@ def table_markdown(table: Table) -> str:
 
 
 def rows_markdown(table: Table) -> str:
-    """The rows alone, columns of numbers to the right."""
+    """Return the rows alone, columns of numbers aligned to the right."""
     ruler = ["---:" if number else "---" for number in table.numeric]
     lines = [[escaped(name) for name in table.columns], ruler]
     lines += [[_written(cell) for cell in row.cells] for row in table.rows]
@@ -28,7 +28,7 @@ def rows_markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text of which Markdown makes nothing else."""
+    """Escape a text so that Markdown shows it verbatim."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", clean(text))
 
 

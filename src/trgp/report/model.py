@@ -1,7 +1,7 @@
-"""What a report holds before it is written or drawn: tables and charts as plain data.
+"""Tables and charts as plain data, before they are written or drawn.
 
-Every chart is described once and drawn twice, by matplotlib for files and in the page for the eye
-and the mouse. Accuracies are in per cent here, and tasks are counted from 1.
+Every chart is described once and drawn twice: by matplotlib for files, and by the page, where it
+is interactive. Accuracies are in per cent here, and tasks are counted from 1.
 """
 
 from dataclasses import dataclass, field
@@ -18,27 +18,27 @@ class Cell:
     """One entry of a table."""
 
     text: str
-    """As it is read; empty where there is nothing to say."""
+    """The text to show; may be empty."""
     value: float | None = None
-    """What rows are sorted by, where that is a number."""
+    """The number that rows are sorted by, if there is one."""
     mark: Mark = ""
-    """best of its group, or near: not told from the best by a paired test over seeds."""
+    """best of its group, or near: not significantly different by a paired test over seeds."""
     commands: tuple[str, ...] = ()
-    """What repeats the number, or what would run it."""
+    """The commands that repeat the number, or that would run it."""
     note: str = ""
-    """What is worth knowing beside it, such as a p-value."""
+    """Further information, such as a p-value."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row, and what it is found by."""
+    """A row, with the names that filters select by."""
 
     cells: tuple[Cell, ...]
     benchmark: str = ""
     method: str = ""
     preset: str = ""
     not_run: bool = False
-    """Whether it says what others have, and that there is no result to stand beside it."""
+    """Whether it only has published figures, because there is no result."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Table:
     """A table of the report."""
 
     name: str
-    """Of its files, such as 'main'."""
+    """Base name of its files, such as 'main'."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -54,7 +54,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, or nothing but dashes in the place of some."""
+        """Whether each column holds numbers, or only dashes in place of numbers."""
         columns = [[row.cells[i] for row in self.rows] for i in range(len(self.columns))]
         return [
             any(cell.value is not None for cell in column)
@@ -65,30 +65,30 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one colour or pattern."""
+    """Data drawn in one colour or pattern."""
 
     name: str
     x: tuple[float | str, ...]
-    """Positions, or names of places along the axis."""
+    """Positions, or names, along the axis."""
     y: tuple[float | None, ...]
-    """None where there is nothing: a gap."""
+    """Values; None makes a gap."""
     error: tuple[float | None, ...] = ()
-    """Standard deviations over seeds, as many as y, or none at all."""
+    """Standard deviations over seeds: one per y, or empty."""
     method: str = ""
-    """What the page's switches find it by."""
+    """The method that the page's filters select by."""
 
 
 @dataclass(frozen=True)
 class Chart:
     """A figure of the report.
 
-    bars, lines, stacked (bars on each other) and points read every series by x and y. A heat is
-    one row a series, by its name, with y as the values along x. A grid is a heat whose cells are
-    short texts, in `texts`, by series, the darker the larger the value.
+    bars, lines, stacked (bars on each other) and points read every series by x and y. A heat has
+    one row per series, with y as the values along x. A grid is a heat whose cells are short texts,
+    in `texts` by series; darker means a larger value.
     """
 
     name: str
-    """Of its files, such as 'final-accuracy-permuted-digits'."""
+    """Base name of its files, such as 'final-accuracy-permuted-digits'."""
     title: str
     kind: Kind
     x_label: str
@@ -96,19 +96,19 @@ class Chart:
     series: tuple[Series, ...]
     benchmark: str = ""
     method: str = ""
-    """Of a chart of one method alone; else its series have methods."""
+    """The method of a chart of one method; otherwise the series have methods."""
     preset: str = ""
     z_label: str = ""
-    """What the values of a heat or a grid are."""
+    """Label of the values of a heat or a grid."""
     texts: tuple[tuple[str, ...], ...] = ()
     boundaries: tuple[tuple[float, str], ...] = ()
-    """Places on the x axis where something ends, with its name, such as a task."""
+    """Positions on the x axis where something ends, such as a task, with its name."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """A whole report."""
 
     title: str
     summary: tuple[str, ...]
@@ -116,4 +116,4 @@ class Report:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     problems: tuple[str, ...] = field(default=())
-    """What could not be read, a sentence each."""
+    """Sentences about results that could not be read."""

@@ -1,4 +1,4 @@
-"""What is shown of stored texts, and names of files that are safe everywhere."""
+"""Clean stored texts for display, and make file names that are safe on every system."""
 
 import hashlib
 import re
@@ -11,12 +11,12 @@ _SAFE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,38}[a-z0-9])?")
 
 
 def clean(text: object) -> str:
-    """A text with its control characters spelt out."""
+    """Return a text with its control characters spelt out."""
     return plain(text).plain
 
 
 def slug(text: str) -> str:
-    """A part of a file's name: the text itself where that is safe, else with a checksum."""
+    """Return a part of a file's name: the text itself if safe, else with a checksum."""
     if _SAFE.fullmatch(text):
         return text
     kept = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip(".-")[:30].rstrip(".-")
@@ -24,17 +24,17 @@ def slug(text: str) -> str:
 
 
 def file_name(kind: str, *parts: str) -> str:
-    """The name of a table or figure, made of what it is of."""
+    """Return the file name of a table or figure from its kind and parts."""
     return "-".join([kind, *map(slug, filter(None, parts))])
 
 
 def of_configuration(kind: str, results: Results) -> str:
-    """The name of a figure of one configuration."""
+    """Return the file name of a figure of one configuration."""
     run = results[0]
     return file_name(kind, run.benchmark, run.method, run.preset, settings(run.changed))
 
 
 def described(benchmark: str, preset: str, changes: dict[str, Any]) -> str:
-    """What a figure over several methods is of, for its title."""
+    """Describe the subject of a figure over several methods, for its title."""
     changed = f", {settings(changes)}" if changes else ""
     return clean(f"{benchmark}, preset {preset}{changed}")

@@ -1,4 +1,4 @@
-"""The report as one HTML page, which holds all it needs and asks nothing of any network."""
+"""Write the report as one self-contained HTML page, which needs no network."""
 
 import gzip
 import hashlib
@@ -11,13 +11,13 @@ from .data import report_json
 from .model import Report
 
 SCRIPTS = ("elements", "choices", "dialog", "tables", "plots", "figures", "live", "page")
-"""In the order in which they build on each other."""
+"""Ordered by dependency."""
 LIBRARIES = ("d3.min.js", "plot.min.js")
-LARGE = 1_000_000  # letters of data that are worth packing
+LARGE = 1_000_000  # characters of data above which it is compressed
 
 
 def page(report: Report, *, live: bool = False) -> str:
-    """The page of a report; a live one goes on asking the server that it came from."""
+    """Return the page of a report; a live page keeps polling its server."""
     kind, data = _in_a_script(report_json(report))
     libraries = [_read("vendor", name) for name in LIBRARIES]
     own = "\n".join(_read("web", f"{name}.js") for name in SCRIPTS)
@@ -36,7 +36,7 @@ def page(report: Report, *, live: bool = False) -> str:
 
 
 def policy(scripts: list[str], *, live: bool) -> str:
-    """What the browser lets the page do: run these scripts, and ask nobody but a live server."""
+    """Return the content security policy: only these scripts, only a live page's server."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     asks = "'self'" if live else "'none'"
     return (
@@ -46,7 +46,7 @@ def policy(scripts: list[str], *, live: bool) -> str:
 
 
 def _in_a_script(text: str) -> tuple[str, str]:
-    """The kind of a script that holds JSON, and its text, in which no name ends the script."""
+    """Return type and text of a script element with JSON; no text in it can end the element."""
     if len(text) > LARGE:
         return "application/gzip", b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     return "application/json", text.replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""Which of several configurations is best, what is not told from it, and how far two differ."""
+"""Mark the best configurations and those not significantly different, by paired tests."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,26 +13,26 @@ Measure = Callable[[Result], float | None]
 
 
 class Difference(NamedTuple):
-    """The mean over the seeds that two configurations share, and whether it could be chance."""
+    """The mean difference over the seeds two configurations share, and its p-value."""
 
     mean: float
     p: float | None
-    """None where no test is possible: of one seed, or where all seeds agree to the bit."""
+    """None if no test is possible: for one seed, or if all seeds agree to the bit."""
     seeds: int
 
 
 class Verdict(NamedTuple):
-    """How a configuration stands in its group."""
+    """The rank of a configuration in its group."""
 
     mark: Mark
     p: float | None
     note: str
     best: Results | None = None
-    """What p is against."""
+    """The configuration that p compares with."""
 
 
 def difference(before: Results, after: Results, measure: Measure) -> Difference | None:
-    """after - before; None where they share no seed or where it is not defined."""
+    """Return after - before; None if they share no seed or the measure is not defined."""
     a, b = ({run.seed: measure(run) for run in side} for side in (before, after))
     pairs = [(x, y) for s in a if s in b if (x := a[s]) is not None and (y := b[s]) is not None]
     if not pairs:
@@ -42,10 +42,10 @@ def difference(before: Results, after: Results, measure: Measure) -> Difference 
 
 
 def verdicts(group: Sequence[Results], measure: Measure) -> list[Verdict]:
-    """Best is the highest mean; near is what a paired test at 5 % does not tell from it.
+    """Mark the highest mean as best; near means no significant difference (paired test, 5 %).
 
-    Methods that are bounds take no part. Where two share fewer than two seeds there is no test, and
-    that is said: nothing is claimed about them.
+    Reference points are not ranked. A configuration that shares fewer than two seeds with the best
+    is not tested; its note says so.
     """
     means = [_mean(results, measure) for results in group]
     ranked = [

@@ -1,4 +1,4 @@
-"""The kinds of figures, each drawn into axes that have their title and labels."""
+"""Draw each kind of figure into axes that already have title and labels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from matplotlib.axes import Axes
 from .model import Chart, Kind
 from .styles import styles
 
-FEW = 40  # points that have room for a marker each
-NUMBERED = 12  # rows and columns of a heat map that have room for numbers
-BANDS = 3  # series whose deviations can be told apart
+FEW = 40  # most points that get a marker each
+NUMBERED = 12  # most rows or columns of a heat map that get numbers
+BANDS = 3  # most series whose deviations can be distinguished
 TICKS = 20
 GAP = float("nan")
 Handles = list[Any]
-"""What a legend shows of every series; nothing where there is none."""
+"""Legend handles, one per series; empty without a legend."""
 
 
 def size(chart: Chart) -> tuple[float, float]:
-    """Width and height in inches."""
+    """Return width and height in inches."""
     if chart.kind in ("heat", "grid"):
         columns = len(chart.series[0].x)
         widest = max(len(text) for row in chart.texts or ((),) for text in (*row, "1234"))
@@ -31,13 +31,13 @@ def size(chart: Chart) -> tuple[float, float]:
 
 
 def legend_width(chart: Chart) -> float:
-    """How much of the width names need beside the axes, in inches."""
+    """Return the width that the legend needs next to the axes, in inches."""
     several = chart.kind not in ("heat", "grid") and len(chart.series) > 1
     return 0.7 + 0.08 * max(len(each.name) for each in chart.series) if several else 0.0
 
 
 def lines(axes: Axes, chart: Chart) -> Handles:
-    """Lines with markers, and with bands of deviations where there are few."""
+    """Draw lines, with markers and bands of deviations if there are few."""
     places = _along(axes, chart)
     handles: Handles = []
     for each, style in zip(chart.series, styles(chart.series), strict=True):
@@ -64,7 +64,7 @@ def lines(axes: Axes, chart: Chart) -> Handles:
 
 
 def bars(axes: Axes, chart: Chart) -> Handles:
-    """Bars beside each other, with deviations."""
+    """Draw bars side by side, with deviations."""
     places = _along(axes, chart)
     width = 0.8 / len(chart.series)
     handles: Handles = []
@@ -85,7 +85,7 @@ def bars(axes: Axes, chart: Chart) -> Handles:
 
 
 def stacked(axes: Axes, chart: Chart) -> Handles:
-    """Bars on each other."""
+    """Draw stacked bars."""
     places = _along(axes, chart)
     bottom = [0.0] * len(chart.series[0].x)
     handles: Handles = []
@@ -108,7 +108,7 @@ def stacked(axes: Axes, chart: Chart) -> Handles:
 
 
 def points(axes: Axes, chart: Chart) -> Handles:
-    """A marker for every place, with deviations."""
+    """Draw one marker per point, with deviations."""
     places = _along(axes, chart)
     handles: Handles = []
     for each, style in zip(chart.series, styles(chart.series), strict=True):
@@ -127,7 +127,7 @@ def points(axes: Axes, chart: Chart) -> Handles:
 
 
 def heat(axes: Axes, chart: Chart) -> Handles:
-    """Colours from dark to light, also in grey, with numbers where there is room, else a scale."""
+    """Draw a heat map that reads in grey too, with numbers where they fit, else a scale."""
     values = [_with_gaps(each.y) for each in chart.series]
     image = axes.imshow(values, cmap="cividis", aspect="auto")
     _cells(axes, chart)
@@ -144,11 +144,11 @@ def heat(axes: Axes, chart: Chart) -> Handles:
 
 
 def grid(axes: Axes, chart: Chart) -> Handles:
-    """Short texts, the darker the cell the larger its value, with a scale where these differ."""
+    """Draw short texts in cells; darker means a larger value, with a scale if values differ."""
     values = [_with_gaps(each.y) for each in chart.series]
     known = [value for row in values for value in row if value == value]
     largest = max(known, default=1.0)
-    # Never so dark that a text in it could not be read.
+    # Light enough for the text in every cell to be readable.
     image = axes.imshow(values, cmap="Greys", vmin=0, vmax=2.5 * largest, aspect="auto")
     _cells(axes, chart)
     for i, row in enumerate(chart.texts):
@@ -172,7 +172,7 @@ PLOTS: Mapping[Kind, Callable[[Axes, Chart], Handles]] = {
 
 
 def _along(axes: Axes, chart: Chart) -> Callable[[float | str], float]:
-    """Where on the x axis something is: names are put beside each other, as they first occur."""
+    """Return the position on the x axis of a number or a name, names in order of occurrence."""
     names = list(dict.fromkeys(at for s in chart.series for at in s.x if isinstance(at, str)))
     if names:
         step = -(-len(names) // TICKS)
@@ -182,7 +182,7 @@ def _along(axes: Axes, chart: Chart) -> Callable[[float | str], float]:
 
 
 def _boundaries(axes: Axes, chart: Chart) -> None:
-    """Upright lines, with the names of what they end above them."""
+    """Draw vertical lines at the boundaries, with names above them."""
     start = 0.5
     for end, name in chart.boundaries:
         axes.axvline(end, color="0.6", linewidth=0.6)
@@ -196,7 +196,7 @@ def _boundaries(axes: Axes, chart: Chart) -> None:
 
 
 def _cells(axes: Axes, chart: Chart) -> None:
-    """Names of the rows and columns, and white lines between them."""
+    """Draw the names of rows and columns, and white lines between cells."""
     x = [str(at) for at in chart.series[0].x]
     axes.set_xticks(range(len(x)), x)
     axes.set_yticks(range(len(chart.series)), [each.name for each in chart.series])
@@ -208,7 +208,7 @@ def _cells(axes: Axes, chart: Chart) -> None:
 
 
 def _inside(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    """A text in a cell, of which the layout need know nothing, and is quicker for it."""
+    """Draw a text in a cell; excluded from the layout, which is faster."""
     axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=7.5, in_layout=False)
 
 

@@ -1,4 +1,4 @@
-"""Runs that go on, by the checkpoints they leave: how far each is, and its curves.
+"""Read the progress and curves of running runs from their checkpoints.
 
 Only the header of a checkpoint is read, never its tensors, and nothing is written or locked.
 """
@@ -18,7 +18,7 @@ from ..methods import METHODS
 from ..results.store import RESULT
 from .model import Chart, Series
 
-LARGEST = 100_000_000  # bytes, of a header as the format allows it
+LARGEST = 100_000_000  # bytes; the format allows no larger header
 _TEXT, _WHOLE = Kind(is_text, "a text"), Kind(is_whole, "a whole number from 0 on")
 RUN = {
     **dict.fromkeys(("benchmark", "method", "preset"), _TEXT),
@@ -26,39 +26,39 @@ RUN = {
     "tasks": Kind(or_none(is_whole), "a whole number or null"),
 }
 Stamp = tuple[int, int, int]
-"""What tells a file from the one that takes its place."""
+"""Distinguishes a file from one that replaces it."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, as it last saved itself; tasks and epochs are counted from 1."""
+    """The progress of a run at its last save; tasks and epochs are counted from 1."""
 
     benchmark: str
     method: str
     preset: str
     configuration: str
-    """The name of its folder, which differs where settings do."""
+    """The name of its folder, which differs if settings differ."""
     seed: int
     task: int
     tasks: int | None
-    """None where the checkpoint does not tell."""
+    """None if the checkpoint does not say."""
     epoch: int
-    """Finished ones of this task."""
+    """Finished epochs of this task."""
     epochs: int
     seconds: float
     saved: float
-    """When, as the file system counts."""
+    """Time of the last save, by the file system."""
     accuracies: tuple[tuple[float, ...], ...]
-    """On validation data, in per cent, by task and epoch."""
+    """Validation accuracy in per cent, by task and epoch."""
 
     @property
     def epoch_seconds(self) -> float:
-        """What an epoch took on average, with all that is done between tasks."""
+        """The mean time per epoch, work between tasks included."""
         return self.seconds / max(1, sum(map(len, self.accuracies)))
 
 
 def stamp(path: str) -> Stamp | None:
-    """None where there is no such file, or not any more."""
+    """Return the stamp of a file; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -67,19 +67,19 @@ def stamp(path: str) -> Stamp | None:
 
 
 def run_folders(out: str | os.PathLike[str]) -> list[str]:
-    """Every folder of a run, begun or finished."""
+    """Return the folders of all runs, begun or finished."""
     found = glob.glob(os.path.join("*", "*", "*", "seed-[0-9]*"), root_dir=out)
     return sorted(os.path.join(out, folder) for folder in found)
 
 
 class Reader:
-    """Reads checkpoints, each again only when another has taken its place."""
+    """Read checkpoints, each again only after it was replaced."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Stamp, Progress | str]] = {}
 
     def read(self, folders: Sequence[str]) -> tuple[list[Progress], list[str]]:
-        """The runs that go on in these folders, and a sentence about each that is damaged."""
+        """Return the running runs in these folders, and a sentence about each damaged one."""
         told = {path: self._told(path, at) for path, at in _latest(folders)}
         self._known = {path: known for path, known in told.items() if known is not None}
         each = [told for _, told in self._known.values()]
@@ -97,13 +97,13 @@ class Reader:
             return None  # the run has just finished
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return at, (
-                f"{path} does not tell how far its run is: it is damaged, or of another version; "
+                f"{path} does not show its run's progress: it is damaged or of another version; "
                 "the run's own command says more."
             )
 
 
 def curves(runs: Sequence[Progress]) -> tuple[Chart, ...]:
-    """Validation accuracy by epoch, the tasks after each other, a chart a benchmark."""
+    """Return charts of validation accuracy by epoch, tasks in sequence, one per benchmark."""
     charts = []
     for benchmark in dict.fromkeys(run.benchmark for run in runs):
         members = [run for run in runs if run.benchmark == benchmark and any(run.accuracies)]
@@ -167,7 +167,7 @@ def _progress(path: str) -> Progress:
 
 
 def _tasks(run: dict[str, Any], record: dict[str, Any], chosen: int | None) -> int | None:
-    """How many there are to learn; of tasks learnt all at once, one."""
+    """Return the number of tasks to learn; tasks learnt jointly count as one."""
     method, benchmark = run["method"], run["benchmark"]
     if method in METHODS and METHODS[method].about.joint:
         return 1
@@ -193,6 +193,6 @@ def _curve(run: Progress) -> Series:
 
 
 def _ends(run: Progress) -> tuple[tuple[float, str], ...]:
-    """After how many epochs each finished task ended."""
+    """Return the number of epochs after which each finished task ended."""
     counts = [len(task) for task in run.accuracies[: run.task - 1]]
     return tuple((sum(counts[: t + 1]) + 0.5, f"task {t + 1}") for t in range(len(counts)))

@@ -1,4 +1,4 @@
-"""What the TRGP paper prints beside ACC and BWT: capacity, time, ablations and A_ii."""
+"""Figures of the TRGP paper other than ACC and BWT: capacity, time, ablations and A_ii."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ CAPACITY: Mapping[str, float] = {
     "gpm": 100,
     "trgp": 100,
 }
-"""On cifar100-superclass, the network's size in the end in per cent of one network."""
+"""Final size of the network on cifar100-superclass, in per cent of one network."""
 
 TIME: Mapping[str, Mapping[str, float]] = {
     "split-cifar100": {
@@ -84,4 +84,4 @@ DIAGONAL: Mapping[str, Mapping[str, Sequence[float]]] = {
     },
     "split-miniimagenet": {"gpm": _MINI_GPM, "trgp": _MINI_TRGP},
 }
-"""A_ii: accuracy on each task when it has just been learnt, by benchmark and method."""
+"""A_ii: accuracy on each task right after it is learnt, by benchmark and method."""

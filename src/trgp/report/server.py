@@ -1,4 +1,4 @@
-"""The live page on this computer alone: three routes, read only."""
+"""Serve the live page to this computer only: three routes, read only."""
 
 import errno
 import math
@@ -17,7 +17,7 @@ from .live import Folder
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-"""What a browser may know this computer by; another name is of a site that points here."""
+"""Allowed Host headers; any other may be DNS rebinding by a foreign site."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -28,12 +28,12 @@ HEADERS = {
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Answers to this computer, for as long as `serve_forever` runs."""
+    """Answer this computer's requests while `serve_forever` runs."""
 
-    allow_reuse_address = os.name == "posix"  # elsewhere two could share a port
+    allow_reuse_address = os.name == "posix"  # elsewhere two servers could share a port
     daemon_threads = True
     request_queue_size = 128
-    most = 256  # connections at once; of those dropped as many again may still be ending
+    most = 256  # open connections; as many dropped ones may still be closing
 
     def __init__(self, folder: Folder, port: int) -> None:
         html, data = "text/html; charset=utf-8", "application/json"
@@ -42,8 +42,8 @@ class Server(socketserver.ThreadingTCPServer):
             "/report.json": (data, folder.report),
             "/progress.json": (data, folder.progress),
         }
-        # Until when each question must be there, as they came, one a thread. Threads share it, and
-        # every operation on it is whole.
+        # Deadline of each request, in order of arrival, one per thread. Threads share it;
+        # every operation on it is atomic.
         self._open: dict[socket.socket, float] = {}
         if not 0 <= port <= 65535:
             raise InputError(f"--port must be from 0 to 65535, not {port}.")
@@ -57,7 +57,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while len(self._open) >= 2 * self.most:
-            time.sleep(0.01)  # until threads of those dropped have ended; others queue up meanwhile
+            time.sleep(0.01)  # until threads of dropped requests end; others queue up meanwhile
         self._open[request] = time.monotonic() + Handler.timeout
         super().process_request(request, client_address)
 
@@ -66,20 +66,20 @@ class Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Drop who asks too slowly and, where there are too many, who came first."""
+        """Drop requests that arrive too slowly and, if there are too many, the oldest."""
         now, held = time.monotonic(), [*self._open.items()]
         for place, (request, until) in enumerate(held):
             if until < now or len(held) - place > self.most:
-                with suppress(OSError):  # it ends already
-                    request.shutdown(socket.SHUT_RDWR)  # which its thread notices
+                with suppress(OSError):  # already closed
+                    request.shutdown(socket.SHUT_RDWR)  # its thread notices this
 
     def has_asked(self, request: socket.socket) -> None:
-        """The question is there; its answer may take its time."""
+        """Lift the deadline of a request that has arrived; its answer may take longer."""
         if request in self._open:
             self._open[request] = math.inf
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that has gone is no failure; all else is shown."""
+        """Ignore closed connections; report all other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -89,24 +89,24 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One question; whatever has no route is refused, and no path is ever opened."""
+    """Answer one request; unknown routes are refused, and no path is ever opened."""
 
     server: Server
-    timeout = 30  # seconds that a question may take to arrive, and an answer to be taken
+    timeout = 30  # seconds for a request to arrive, and for an answer to be read
 
     def do_GET(self) -> None:
         self.server.has_asked(self.connection)
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if name not in NAMES:
-            return self._answer(403, "text/plain", f"Ask for {self.server.address} instead.\n")
+            return self._answer(403, "text/plain", f"Open {self.server.address} instead.\n")
         route = self.server.routes.get(self.path.partition("?")[0])
         if route is None:
-            return self._answer(404, "text/plain", "There is nothing here; ask for / instead.\n")
+            return self._answer(404, "text/plain", "There is no such page; open / instead.\n")
         kind, content = route
         self._answer(200, kind, content())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is for what the user must know."""
+        """Log nothing, to keep the terminal for messages to the user."""
 
     def version_string(self) -> str:
         return "trgp"

@@ -1,6 +1,6 @@
-"""How series are told apart in figures, with colours and without.
+"""Styles that distinguish series in figures, with colours and without.
 
-Methods keep theirs in every figure.
+A method has the same style in every figure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from .model import Series
 
-# Okabe and Ito's colours, which the colour-blind tell apart; yellow is too faint for a line. The
-# first two are for the first two alone.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; yellow is too faint for a
+# line. The first two colours are reserved for the first two methods.
 COLOURS = ("#D55E00", "#0072B2", "#000000", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "osD^vPX*<>hpdH8"
@@ -34,7 +34,7 @@ METHODS = (
 
 
 class Style(NamedTuple):
-    """How one series is drawn."""
+    """The style of one series."""
 
     colour: str
     dashes: Any
@@ -43,7 +43,7 @@ class Style(NamedTuple):
 
 
 def styles(series: Sequence[Series]) -> Iterator[Style]:
-    """A method's own where it is the only one of its method, else one that nobody has yet."""
+    """Yield a style per series: its method's if that occurs once, else an unused one."""
     methods = [each.method for each in series]
     taken = {METHODS.index(m) for m in methods if m in METHODS and methods.count(m) == 1}
     free = (i for i in range(len(METHODS) + len(series)) if i not in taken)
@@ -53,7 +53,7 @@ def styles(series: Sequence[Series]) -> Iterator[Style]:
 
 
 def _style(i: int) -> Style:
-    """Colours, dashes and markers come round at different times: no two of many look alike."""
+    """Return style i; colours, dashes and markers repeat with different periods."""
     return Style(
         COLOURS[i if i < 2 else 2 + (i - 2) % (len(COLOURS) - 2)],
         DASHES[i % len(DASHES)],

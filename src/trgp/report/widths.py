@@ -1,4 +1,4 @@
-"""How many directions the layers of the papers' networks have, which results do not tell."""
+"""Input sizes of the layers of the papers' networks, which results do not store."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -18,18 +18,18 @@ NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "permuted-digits": lambda: MLP(64),
     "split-digits": lambda: MLP(64),
 }
-"""By benchmark, with any number of heads, all of which have the same inputs."""
+"""Network per benchmark; the number of heads does not matter, since all have the same inputs."""
 
 
 def widths(run: Result) -> Mapping[str, int]:
-    """By layer its inputs, a convolution's in one patch; nothing of a network of the user's own."""
+    """Return inputs per layer (per patch for a convolution); empty for a user's own network."""
     own = run.config.get("model") is not None
     return {} if own or run.benchmark not in NETWORKS else _of(run.benchmark)
 
 
 @cache
 def _of(benchmark: str) -> Mapping[str, int]:
-    with torch.device("meta"):  # shapes alone: nothing is allocated, nothing drawn
+    with torch.device("meta"):  # shapes only: nothing is allocated or drawn at random
         network = NETWORKS[benchmark]()
     return {
         name: module.weight.shape[1:].numel()

@@ -1,1 +1,1 @@
-"""What runs leave behind: the accuracy matrix and what is read off it."""
+"""Results of runs: the accuracy matrix, the figures computed from it, and their storage."""

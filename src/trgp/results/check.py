@@ -1,4 +1,4 @@
-"""Whether what a result.json holds is a result: fields of the right kinds that agree."""
+"""Check the content of a result.json: fields of the right kinds that agree with each other."""
 
 import hashlib
 import json
@@ -23,24 +23,24 @@ from ..files import (
 from . import metrics
 from .result import SCHEMA_VERSION, Result
 
-ROUNDING = 1e-9  # that means may differ by, where another Python has computed them
+ROUNDING = 1e-9  # by which means computed with another Python may differ
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """The sha256 of everything else in a result.json, however it is laid out."""
+    """Return the sha256 of a result.json without its checksum, whatever its layout."""
     held = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def checked(content: Any, path: str | os.PathLike[str]) -> Result:
-    """The result, or a sentence about the first thing wrong."""
+    """Return the result, or raise a sentence about the first thing wrong."""
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no fields of a result; delete it and repeat the run.")
     version = content.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise ValueError(
-            f"{path} has schema_version {reprlib.repr(version)}, this package knows "
-            f"{SCHEMA_VERSION}; repeat the run, or update the package if that wrote it."
+            f"{path} has schema_version {reprlib.repr(version)}, this package reads "
+            f"{SCHEMA_VERSION}; repeat the run, or update the package if a newer one wrote it."
         )
     check_fields(content, FIELDS, path, "repeat the run")
     known = [field.name for field in fields(Result)]
@@ -58,13 +58,13 @@ def checked(content: Any, path: str | os.PathLike[str]) -> Result:
 
 
 def _check_figures(result: Result, path: str | os.PathLike[str]) -> None:
-    """ACC and BWT are those of the accuracy matrix."""
+    """Refuse a result in which ACC or BWT differs from that of the accuracy matrix."""
     matrix = result.accuracy_matrix
     try:
-        # What is read off the matrix must be there wherever the run says that it is defined.
+        # Figures that the run defines must be computable from the matrix.
         own: dict[str, float | None] = {"acc": metrics.acc(matrix)}
         _ = result.mean_diagonal, result.forgetting, result.fwt
-        if result.mean_diagonal is not None:  # tasks that are learnt at once have no BWT
+        if result.mean_diagonal is not None:  # tasks learnt jointly have no BWT
             own["bwt"] = metrics.bwt(matrix)
     except ValueError as error:
         raise ValueError(
@@ -78,7 +78,7 @@ def _check_figures(result: Result, path: str | os.PathLike[str]) -> None:
             alike = math.isclose(said, value, abs_tol=ROUNDING)
         if not alike:
             raise ValueError(
-                f"{path} contradicts itself: its {name} is {said}, that of its accuracy matrix is "
+                f"{path} contradicts itself: its {name} is {said}, but its accuracy matrix gives "
                 f"{value}; restore it, or delete it and repeat the run."
             )
 

@@ -1,4 +1,4 @@
-"""Figures and stored texts as they appear on the screen."""
+"""Format figures and stored texts for the screen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from ..tree import in_units
 from .metrics import Spread
 
 NONE = "–"
-SHORT = 60  # letters that are left of a long text
-NAME = 30  # columns that a layer's name has at most
+SHORT = 60  # characters kept of a long text
+NAME = 30  # most columns of a layer's name
 
 
 def plain(value: object) -> Text:
-    """A text as it is: no markup, no emoji, and control characters spelt out."""
+    """Return a text verbatim: no markup, no emoji, control characters spelt out."""
     return Text("".join(c if c.isprintable() else _spelt(c) for c in str(value)))
 
 
@@ -26,12 +26,12 @@ def _spelt(character: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting's value as it is typed."""
+    """Return a setting's value as typed on the command line."""
     return ",".join(map(shown, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def settings(changed: Mapping[str, Any]) -> str:
-    """Settings in a line."""
+    """Return settings in one line."""
     return ", ".join(f"{key}={shown(value)}" for key, value in changed.items())
 
 
@@ -40,31 +40,31 @@ def shortened(text: str) -> str:
 
 
 def points(value: float | None, sign: str = "") -> str:
-    """A fraction of 1 in per cent, or a difference of two in points; sign: "+" to show it."""
+    """Format a fraction in per cent, or a difference in points; sign: "+" to show it."""
     return NONE if value is None else f"{100 * value:{sign}z.2f}"
 
 
 def spread(figure: Spread, between: str = " ± ") -> str:
-    """Mean and standard deviation over seeds; one seed has none."""
+    """Format mean and standard deviation over seeds; one seed has no deviation."""
     if figure.std is None:
         return points(figure.mean)
     return f"{points(figure.mean)}{between}{points(figure.std)}"
 
 
 def chance(p: float | None) -> str:
-    """A p-value."""
+    """Format a p-value."""
     if p is None:
         return NONE
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def size(count: float) -> str:
-    """Bytes in units that people read."""
+    """Format bytes in readable units."""
     return in_units(round(count))
 
 
 def duration(seconds: float) -> str:
-    """A time in units that people read."""
+    """Format a time in readable units."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -74,7 +74,7 @@ def duration(seconds: float) -> str:
 
 
 def table(names: Sequence[str], numbers: Sequence[str], *, title: str = "", gap: int = 2) -> Table:
-    """An empty table: columns of names, which fold where they must, and columns of numbers."""
+    """Make an empty table: columns of names, which may fold, then columns of numbers."""
     made = Table(
         box=None,
         padding=(0, gap, 0, 0),
@@ -91,7 +91,7 @@ def table(names: Sequence[str], numbers: Sequence[str], *, title: str = "", gap:
 
 
 def pairs(rows: Mapping[str, object]) -> Table:
-    """Names and what they stand for, below each other."""
+    """Make a table of names and values without a header."""
     made = table(["", ""], [])
     made.show_header = False
     for name, value in rows.items():
@@ -100,13 +100,13 @@ def pairs(rows: Mapping[str, object]) -> Table:
 
 
 def stacked(parts: Sequence[RenderableType]) -> Group:
-    """One below the other, a line between them."""
+    """Join parts vertically, a blank line after each."""
     return Group(*(line for part in parts for line in (part, Text())))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One cell a task and row, the tasks counted from 1, in as many tables as the width needs."""
+    """One cell per row and task, tasks counted from 1, split into tables that fit the width."""
 
     title: str
     corner: str

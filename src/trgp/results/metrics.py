@@ -1,4 +1,4 @@
-"""What the accuracy matrix says: ACC, BWT, mean A_ii, forgetting, FWT, and their spread over seeds.
+"""Compute ACC, BWT, mean A_ii, forgetting, FWT and their spread from the accuracy matrix.
 
 R[i, j] is the accuracy on task j after learning task i, a fraction of 1, and None or NaN where it
 was not evaluated. Tasks are counted from 0 in code and from 1 to T in the formulas.
@@ -19,7 +19,7 @@ Matrix = Sequence[Sequence[float | None]] | NDArray[np.floating[Any]]
 
 
 def as_matrix(R: Matrix) -> NDArray[np.float64]:
-    """R as a T x T array with NaN where nothing was evaluated; anything else is refused."""
+    """Return R as a T x T array with NaN where nothing was evaluated; refuse anything else."""
     try:
         A = np.array(R, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -46,22 +46,22 @@ def acc(R: Matrix) -> float:
 
 
 def bwt(R: Matrix) -> float | None:
-    """BWT = 1/(T-1) sum_{i<T} R[T, i] - R[i, i]: what later tasks did to earlier ones.
+    """BWT = 1/(T-1) sum_{i<T} R[T, i] - R[i, i]: the effect of later tasks on old ones.
 
-    Negative where tasks are forgotten; None for a single task, which has no later ones.
+    Negative if tasks are forgotten; None for a single task.
     """
     A = as_matrix(R)
     return matrix_figures.bwt(partial(_entry, A), len(A))
 
 
 def mean_diagonal(R: Matrix) -> float:
-    """Mean A_ii = 1/T sum_i R[i, i]: how well each task is learnt when its turn comes."""
+    """Mean A_ii = 1/T sum_i R[i, i]: the mean accuracy on each task right after it is learnt."""
     A = as_matrix(R)
     return statistics.fmean(_entry(A, i, i) for i in range(len(A)))
 
 
 def forgetting(R: Matrix) -> float | None:
-    """F = 1/(T-1) sum_{j<T} (max_{j<=i<T} R[i, j] - R[T, j]): what was lost from the best.
+    """F = 1/(T-1) sum_{j<T} (max_{j<=i<T} R[i, j] - R[T, j]): the mean loss from the best.
 
     At least -BWT, since a task's best is no worse than R[j, j]; None for a single task.
     """
@@ -70,9 +70,9 @@ def forgetting(R: Matrix) -> float | None:
 
 
 def fwt(R: Matrix, baseline: Sequence[float | None]) -> float | None:
-    """FWT = 1/(T-1) sum_{j>1} R[j-1, j] - b_j: what earlier tasks do for one not yet learnt.
+    """FWT = 1/(T-1) sum_{j>1} R[j-1, j] - b_j: what old tasks add on a task not yet learnt.
 
-    b_j is the accuracy on task j of the network as it was initialised; b_1 is not used. None for a
+    b_j is the accuracy on task j of the initialised network; b_1 is not used. None for a
     single task.
     """
     A = as_matrix(R)
@@ -97,13 +97,13 @@ class Spread(NamedTuple):
 
 
 def over_seeds(values: Sequence[float | None]) -> Spread:
-    """Mean and sample standard deviation, sqrt(sum (v - mean)^2 / (n-1)), in any order of seeds.
+    """Return mean and sample standard deviation, sqrt(sum (v - mean)^2 / (n-1)), over seeds.
 
-    One seed has no deviation. A figure that no seed defines (None or NaN, as the BWT of one task)
-    has no mean either; one that only some define is refused, since its mean would mislead.
+    One seed has no deviation. A figure that no seed defines (None or NaN, like the BWT of one task)
+    has no mean. A figure that only some seeds define is refused, because its mean would mislead.
     """
     if len(values) == 0:
-        raise ValueError("There is no seed to take a mean over.")
+        raise ValueError("There is no seed to take a mean over; give at least one.")
     defined = [float(v) for v in values if v is not None and not math.isnan(v)]
     if not defined:
         return Spread(None, None, len(values))

@@ -1,4 +1,4 @@
-"""Student's t-tests: of two methods over the seeds that both were run with, and of two groups."""
+"""Student's t-tests: paired over the seeds of two methods, and unpaired for two groups."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Two-sided p of t = mean(d) / (std(d) / sqrt(n)), d = b - a, with n - 1 degrees of freedom.
 
-    None where t is not defined: for less than two pairs, and where all pairs are equal.
+    None if t is not defined: for fewer than two pairs, or if all pairs are equal.
     """
     d = [y - x for x, y in zip(a, b, strict=True)]
     if len(d) < 2 or not any(d):
@@ -20,9 +20,9 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
 def unpaired(
     mean: float, std: float, n: int, other_mean: float, other_std: float, other_n: int
 ) -> float:
-    """Two-sided p of Student's t for two groups of n values each with their mean and deviation.
+    """Two-sided p of Student's t for two groups, each given by mean, deviation and size n.
 
-    Both are taken to be spread alike.
+    Equal variances are assumed.
     """
     free = n + other_n - 2
     spread = math.sqrt(((n - 1) * std**2 + (other_n - 1) * other_std**2) / free)

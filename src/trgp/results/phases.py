@@ -1,27 +1,27 @@
-"""The phases of a run's time, of which results stored earlier tell fewer apart."""
+"""The phases of a run's time; older results distinguish fewer of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 PHASES = ("training", "validation", "bases", "selection", "evaluation", "checkpoints")
 LATER = ("validation", "checkpoints")
-"""What older results have within training, and do not have at all."""
+"""Phases that older results lack: validation is counted as training, checkpoints not at all."""
 
 Seconds = Sequence[Mapping[str, float]]
-"""A run's, by task and phase."""
+"""Seconds of a run by task and phase."""
 
 
 def tells_all(run: Seconds) -> bool:
-    """Whether it has the later phases too; a run that an older version began lacks some."""
+    """Return whether every task has the later phases; runs begun by older versions lack some."""
     return bool(run) and all(phase in task for task in run for phase in LATER)
 
 
 def alike(runs: Sequence[Seconds]) -> Sequence[Seconds]:
-    """In phases that mean the same in all of them, so that there is a mean over them."""
+    """Bring runs to phases with the same meaning, so that a mean over them is valid."""
     return runs if all(map(tells_all, runs)) else [[*map(_as_earlier, run)] for run in runs]
 
 
 def in_order(known: Iterable[str]) -> list[str]:
-    """A run's own phases first, then those of other methods."""
+    """Sort phases: the suite's own first, then those that methods add."""
     known = {*known}
     return [phase for phase in PHASES if phase in known] + sorted(known - {*PHASES})
 

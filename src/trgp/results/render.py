@@ -1,6 +1,6 @@
-"""Results for the eye: one configuration, all of them, one run, and two against each other.
+"""Render results for the terminal: a configuration, all of them, one run, or a comparison.
 
-Tasks are counted from 1 here, accuracies are in per cent, and what is not defined is a dash.
+Tasks are counted from 1 here, accuracies are in per cent, and undefined figures are a dash.
 """
 
 import statistics
@@ -26,14 +26,14 @@ FIGURES = {"ACC": "acc", "BWT": "bwt", "mean A_ii": "mean_diagonal", "forgetting
 NAMES = ("benchmark", "method", "preset")
 NUMBERS = ("seeds", "ACC", "BWT", "A_ii", "memory", "time", "paper")
 SAME_FIGURES = frozenset({"evaluate_unseen", "form"})
-"""Settings that change what is measured beside ACC and BWT, or how they are computed, not them."""
+"""Settings that change neither ACC nor BWT, only how they are computed or what else is measured."""
 REPEATING = ("paper", "official")
-"""The presets that are to come to the paper's figures."""
+"""The presets that should reproduce the paper's figures."""
 _UNDEFINED = Spread(None, None, 0)
 
 
 def summary(results: Results, paper: Published | None) -> RenderableType:
-    """What a run ends with: accuracies, figures beside the paper's, time and memory."""
+    """Render the end of a run: accuracies, figures next to the paper's, time and memory."""
     first = results.runs[0]
     rows = {"memory held": _held(results), "peak memory": size(_mean(results, _peak))}
     forms = {run.form for run in results if run.form is not None}
@@ -59,21 +59,21 @@ def summary(results: Results, paper: Published | None) -> RenderableType:
 
 
 def paper_of(run: Result) -> Published | None:
-    """What the paper has for a run as a preset has it that repeats the paper; else nothing."""
+    """Return the published result for an unmodified `paper` or `official` preset; else None."""
     if run.preset not in REPEATING or run.changed.keys() - SAME_FIGURES:
         return None
     return PAPER.get(run.benchmark, {}).get(run.method)
 
 
 def preset_of(run: Result) -> str:
-    """The preset, and what is changed of it."""
+    """Return the preset and its changed settings."""
     measured = {"score_on": "validation"} if "score_on" in run.changed else {}
     changed = layout.shortened(layout.settings({**measured, **run.changed}))
     return f"{run.preset} ({changed})" if changed else run.preset
 
 
 def main_table(found: Found) -> Table:
-    """One row a configuration, by benchmark, the best ACC first."""
+    """Render one row per configuration, by benchmark, the best ACC first."""
     made = table(NAMES, NUMBERS, gap=1)
     for row in _rows(found):
         made.add_row(*map(plain, row))
@@ -81,7 +81,7 @@ def main_table(found: Found) -> Table:
 
 
 def details(result: Result) -> RenderableType:
-    """All that is known of one run."""
+    """Render everything stored about one run."""
     made = table(["setting", "value", ""], [])
     for key, value in result.config.items():
         note = "changed from the preset" if key in result.changed else ""
@@ -101,7 +101,7 @@ def details(result: Result) -> RenderableType:
                 "peak memory": size(result.peak_memory_bytes),
                 "digest": result.digest or NONE,
                 "checksum": result.checksum
-                or "none, as trgp 0.1 wrote it; damage may go unnoticed",
+                or "none (written by trgp 0.1; damage may go unnoticed)",
             }
         ),
         made,
@@ -125,11 +125,11 @@ def details(result: Result) -> RenderableType:
 
 
 def comparison(a: Results, b: Results) -> RenderableType:
-    """Two configurations side by side, with a paired t-test over the seeds that both have."""
+    """Render two configurations side by side, with a paired t-test over their common seeds."""
     parts: list[RenderableType] = []
     same = a.runs[0].benchmark == b.runs[0].benchmark
     if not same:
-        warning = "Warning: the benchmarks differ, so that the figures do not compare."
+        warning = "Warning: the benchmarks differ, so the figures are not comparable."
         parts.append(Text(warning, style="yellow"))
     parts.append(_differing(_shared(a), _shared(b)))
     sides = [{run.seed: run for run in side} for side in (a, b)]
@@ -160,7 +160,7 @@ def comparison(a: Results, b: Results) -> RenderableType:
 
 
 def _rows(found: Found) -> Iterator[tuple[str, ...]]:
-    """The cells of the main table."""
+    """Yield the rows of the main table."""
 
     def place(results: Results) -> tuple[str, float]:
         return results.runs[0].benchmark, -_mean(results, lambda run: run.acc)
@@ -183,9 +183,9 @@ def _rows(found: Found) -> Iterator[tuple[str, ...]]:
 
 
 def _matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> Grid:
-    """The accuracy matrix, mean over seeds, blank where a task was not evaluated."""
+    """Render the accuracy matrix, mean over seeds, blank where a task was not evaluated."""
     T = len(matrices[0])
-    decimals = 1 if T <= 12 else 0  # so that twenty tasks have room beside each other
+    decimals = 1 if T <= 12 else 0  # so that twenty tasks fit side by side
 
     def cell(i: int, j: int) -> str:
         values = [R[i][j] for R in matrices]
@@ -198,7 +198,7 @@ def _matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> Grid:
 
 
 def _figures(results: Results, paper: Published | None) -> RenderableType:
-    """What is read off the matrix, over the seeds, and what the paper has."""
+    """Render the figures of the matrix over the seeds, next to the paper's."""
     figures = {name: getattr(results, attribute) for name, attribute in FIGURES.items()}
     if results.fwt.mean is not None:
         figures["FWT"] = results.fwt
@@ -213,13 +213,13 @@ def _figures(results: Results, paper: Published | None) -> RenderableType:
 
 
 def _published(paper: Published) -> dict[str, Spread]:
-    """The paper's figures as fractions."""
+    """Return the paper's figures as fractions."""
     acc, std, bwt = (None if value is None else value / 100 for value in paper)
     return {"ACC": Spread(acc, std, 0), "BWT": Spread(bwt, None, 0)}
 
 
 def _times(stored: Sequence[Seconds]) -> RenderableType:
-    """Time by task and phase, mean over seeds."""
+    """Render time by task and phase, mean over seeds."""
     runs = alike(stored)
     phases = in_order(phase for tasks in runs for task in tasks for phase in task)
     made = table(["task"], [*phases, "all"], title="Time", gap=1)
@@ -239,7 +239,7 @@ def _held(results: Sequence[Result]) -> str:
 
 
 def _trusted(layers: Mapping[str, Sequence[int]]) -> str:
-    """The old tasks that a task selected."""
+    """List the old tasks that a task trusts, by layer."""
     chosen = (
         f"{layer}: {', '.join(str(task + 1) for task in tasks)}"
         for layer, tasks in layers.items()
@@ -249,17 +249,17 @@ def _trusted(layers: Mapping[str, Sequence[int]]) -> str:
 
 
 def _validated(curve: Mapping[str, Sequence[float]], config: Mapping[str, Any]) -> str:
-    """The validation accuracy of a task in the end."""
+    """Return the validation accuracy of the weights that a task kept."""
     epochs = list(zip(curve.get("valid_loss", []), curve.get("valid_accuracy", []), strict=False))
     if not epochs:
         return NONE
-    # With a patience the best weights are restored, else the last ones stay.
+    # With patience the best weights are restored, otherwise the last ones stay.
     _, accuracy = min(epochs, key=lambda epoch: epoch[0]) if config.get("patience") else epochs[-1]
     return f"{100 * accuracy:.1f}"
 
 
 def _shared(results: Results) -> dict[str, Any]:
-    """What all seeds of a configuration have in common, settings and what surrounds them."""
+    """Return settings, preset, device and so on that all seeds of a configuration share."""
     first = results.runs[0]
     around = {name: getattr(first, name) for name in ("benchmark", "method", "preset", "device")}
     return around | {

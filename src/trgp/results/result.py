@@ -1,4 +1,4 @@
-"""One run's result, as result.json holds it, and the results of several seeds together.
+"""The result of one run, as stored in result.json, and the results of several seeds.
 
 result.json, schema 1: the fields of `Result`, in this order.
 """
@@ -15,26 +15,26 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Result:
-    """One benchmark learnt by one method from one seed."""
+    """The result of one method on one benchmark with one seed."""
 
     schema_version: int
     command: str
-    """What was typed, or the call in Python that does the same."""
+    """The command as typed, or the equivalent call in Python."""
     benchmark: str
     method: str
     preset: str
     seed: int
     config: Mapping[str, Any]
-    """Every setting of the run, also those the preset gave."""
+    """Every setting of the run, those from the preset included."""
     versions: Mapping[str, str]
     device: str
     accuracy_matrix: list[list[float | None]]
-    """[i][j]: accuracy on task j after task i, a fraction of 1, None where not evaluated."""
+    """[i][j]: accuracy on task j after task i, a fraction of 1; None if not evaluated."""
     acc: float
     bwt: float | None
-    """None where it is not defined: for one task, and for tasks learnt all at once."""
+    """None if not defined: for one task, and for tasks learnt jointly."""
     curves: list[dict[str, list[float]]]
-    """By task, one value an epoch: loss (while training), valid_loss, valid_accuracy, lr."""
+    """By task, one value per epoch: loss (while training), valid_loss, valid_accuracy, lr."""
     selected: list[dict[str, list[int]]]
     """By task and layer: the old tasks in the trust region, strongest first."""
     ranks: Mapping[str, list[int]]
@@ -42,12 +42,12 @@ class Result:
     seconds: list[dict[str, float]]
     """By task and phase: training, validation, bases, selection, evaluation, checkpoints.
 
-    Results stored earlier have validation within training, and no checkpoints.
+    Older results count validation as training and have no checkpoints.
     """
     peak_memory_bytes: int
-    """On a GPU what was allocated there at most, else the process's largest size."""
+    """On a GPU the largest allocation there, else the largest size of the process."""
     state_bytes: int
-    """What the method holds beside the network at the end."""
+    """Memory of the method at the end, the network not counted."""
     network_bytes: int
     form: str | None = None
     """Which of several equivalent computations the method used."""
@@ -56,15 +56,15 @@ class Result:
     untrained: list[float] | None = None
     """The accuracies of the network as initialised, where unseen tasks were evaluated."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What else the method reports, by name."""
+    """Further figures that the method reports, by name."""
     digest: str = ""
-    """Of all final weights and of the method's state: equal digests, equal bits."""
+    """Digest of all final weights and the method's state: equal digests mean equal bits."""
     checksum: str | None = field(default=None, compare=False)
-    """Of the file that held it; None of a result of trgp 0.1, whose files have none."""
+    """Checksum of the file it was read from; None for trgp 0.1, whose files have none."""
 
     @property
     def mean_diagonal(self) -> float | None:
-        """How well each task is learnt when its turn comes; None for tasks learnt at once."""
+        """Mean accuracy on each task right after it is learnt; None for tasks learnt jointly."""
         diagonal = [row[i] for i, row in enumerate(self.accuracy_matrix)]
         return None if None in diagonal else metrics.mean_diagonal(self.accuracy_matrix)
 

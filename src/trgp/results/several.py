@@ -1,4 +1,4 @@
-"""The results under several folders as if they lay in one."""
+"""Merge the results under several folders."""
 
 import os
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from .store import RESULT, Defaults, Found, alike, find, unfinished
 
 
 def find_in(folders: Sequence[str], defaults: Defaults) -> Found:
-    """All results, a configuration's seeds together wherever they lie, and what is wrong or lacks.
+    """Find all results, a configuration's seeds together wherever they lie, and all problems.
 
-    Of a seed that several folders have, the first is taken. defaults: as for `store.read`.
+    A seed in several folders is taken from the first. defaults: as for `store.read`.
     """
     found = Found([], [])
     for folder in {os.path.realpath(folder): folder for folder in folders}.values():
@@ -18,8 +18,8 @@ def find_in(folders: Sequence[str], defaults: Defaults) -> Found:
         found.problems.extend(here.problems)
         if os.path.isdir(folder):
             found.problems.extend(
-                f"{path} has no {RESULT}: its run goes on or was stopped; give the run's command "
-                "again to finish it."
+                f"{path} has no {RESULT}: its run is in progress or was stopped; repeat the run's "
+                "command to finish it."
                 for path in unfinished(folder)
             )
         for results in here.results:
@@ -41,7 +41,7 @@ def _joined(first: Results, second: Results, problems: list[str]) -> Results:
         if run.seed in runs:
             problems.append(
                 f"Seed {run.seed} of {run.method} on {run.benchmark}, preset {run.preset}, is in "
-                "several folders, of which the first is shown; leave out the others."
+                "several folders; the first is shown. Leave out the others."
             )
         runs.setdefault(run.seed, run)
     return Results(tuple(runs[seed] for seed in sorted(runs)))

@@ -1,4 +1,4 @@
-"""Results on disk: `<out>/<benchmark>/<method>/<preset>[-<changes>]/seed-<n>/result.json`."""
+"""Store results as `<out>/<benchmark>/<method>/<preset>[-<changes>]/seed-<n>/result.json`."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ from .check import checked, checksum
 from .result import Result, Results
 
 RESULT = "result.json"
-LARGEST = 1 << 26  # bytes, of a result.json
+LARGEST = 1 << 26  # bytes of a result.json
 Defaults = Callable[[str, str], Mapping[str, Any]]
-"""By benchmark and method the settings that need not be given, and their values."""
+"""Maps a benchmark and a method to their optional settings with default values."""
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,58}[a-z0-9])?")
 _HASHED = re.compile(r".*-[0-9a-f]{8}")
 _SEED = re.compile(r"seed-\d+")
@@ -25,9 +25,9 @@ _SEED = re.compile(r"seed-\d+")
 
 @dataclass(frozen=True)
 class Found:
-    """The results under a folder, by benchmark, method and preset, and what is wrong with others.
+    """The results under a folder, by benchmark, method and preset, and the problems.
 
-    A problem is a sentence.
+    A problem is a sentence about a result that cannot be used.
     """
 
     results: list[Results]
@@ -42,7 +42,7 @@ def run_folder(
     changed: Mapping[str, Any],
     seed: int,
 ) -> Path:
-    """Where a run is kept; two runs that differ in anything given here never share it."""
+    """Return a run's folder; runs that differ in any argument never share one."""
     name = _name(preset)
     if changed:
         name += f"-{_short(json.dumps(changed, sort_keys=True, default=_plain))}"
@@ -50,7 +50,7 @@ def run_folder(
 
 
 def write_result(folder: str | os.PathLike[str], result: Result) -> Result:
-    """Write `result.json` and give the result back as it will be read, tuples as lists."""
+    """Write `result.json` and return the result as it will be read: tuples become lists."""
     path = Path(folder) / RESULT
     held = {field.name: getattr(result, field.name) for field in fields(result)}
     try:
@@ -67,12 +67,14 @@ def write_result(folder: str | os.PathLike[str], result: Result) -> Result:
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
-    """The result in a file, or a sentence about the first thing wrong with it."""
+    """Read the result in a file, or raise a sentence about the first thing wrong."""
     try:
         with open_regular(path) as file:
             content = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}; give that of a finished run.") from None
+        raise FileNotFoundError(
+            f"There is no file {path}; give the {RESULT} of a finished run."
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
@@ -87,7 +89,7 @@ def read_result(path: str | os.PathLike[str]) -> Result:
         parsed = json.loads(content, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is no JSON or was cut short ({error}); delete it and repeat the run."
+            f"{path} is not JSON or was cut short ({error}); delete it and repeat the run."
         ) from None
     result = checked(parsed, path)
     _check_place(result, path)
@@ -95,7 +97,7 @@ def read_result(path: str | os.PathLike[str]) -> Result:
 
 
 def _check_place(result: Result, path: str | os.PathLike[str]) -> None:
-    """Refuse a result in the folder of another run; other places than `run_folder` says nothing."""
+    """Refuse a result in another run's folder; places that are no run's folder are allowed."""
     *_, benchmark, method, _, seed, _ = ["", "", "", "", *os.path.abspath(path).split(os.sep)]
     if not _SEED.fullmatch(seed):
         return
@@ -105,14 +107,14 @@ def _check_place(result: Result, path: str | os.PathLike[str]) -> None:
     if (benchmark, method, seed) != (*right, f"seed-{result.seed}"):
         raise ValueError(
             f"{path} contradicts its folder: it is of {result.method} on {result.benchmark}, seed "
-            f"{result.seed}; move it to where that belongs, or delete it and repeat the run."
+            f"{result.seed}; move it to the folder of that run, or delete it and repeat the run."
         )
 
 
 def read(path: str | os.PathLike[str], defaults: Defaults) -> Results:
-    """All seeds of a configuration's folder, or the one of a seed's folder or its result.json.
+    """Read all seeds in a configuration's folder, or one from a seed's folder or result.json.
 
-    defaults: `trgp.engine.config.defaults`, for seeds of which one is older than a setting.
+    defaults: `trgp.engine.config.defaults`, to compare seeds stored before a setting existed.
     """
     if os.path.isfile(path):
         return Results((read_result(path),))
@@ -125,20 +127,20 @@ def read(path: str | os.PathLike[str], defaults: Defaults) -> Results:
         raise ValueError(problems[0])
     if results is None:
         raise FileNotFoundError(
-            f"There is no finished run in {path}; give the folder of a configuration, which holds "
-            f"seed-0 and so on, the folder of a seed, or its {RESULT}."
+            f"There is no finished run in {path}; give the folder of a configuration (with "
+            f"seed-0 and so on), the folder of a seed, or its {RESULT}."
         )
     return results
 
 
 def find(out: str | os.PathLike[str], defaults: Defaults) -> Found:
-    """Every finished run under a folder, the seeds of a configuration together.
+    """Find every finished run under a folder, the seeds of a configuration together.
 
     defaults: as for `read`.
     """
     problems: list[str] = []
     if not os.path.isdir(out):
-        return Found([], [f"There is no folder {out}; give the --out that the runs were given."])
+        return Found([], [f"There is no folder {out}; give the --out folder of the runs."])
     found = []
     for configuration in _configurations(out, problems):
         results = _together(_runs(configuration, problems), problems, defaults)
@@ -149,9 +151,9 @@ def find(out: str | os.PathLike[str], defaults: Defaults) -> Found:
 
 
 def alike(one: Result, other: Result, defaults: Defaults) -> bool:
-    """Whether two results are of one configuration, whatever their seeds.
+    """Return whether two results are of one configuration, whatever their seeds.
 
-    One may be too old to name a setting of the other, which is then at its default.
+    An older result may lack a setting; it counts as the default.
     """
     if _kind(one) != _kind(other):
         return False
@@ -165,8 +167,8 @@ def _kind(run: Result) -> tuple[Any, ...]:
 
 
 def unfinished(out: str | os.PathLike[str]) -> list[str]:
-    """The folders of runs that have no result, because they go on or were stopped."""
-    ignored: list[str] = []  # `find` tells what cannot be read
+    """Return the folders of runs without a result: runs in progress or stopped."""
+    ignored: list[str] = []  # `find` reports them
     return [
         folder
         for configuration in _configurations(out, ignored)
@@ -178,9 +180,9 @@ def unfinished(out: str | os.PathLike[str]) -> list[str]:
 
 @contextmanager
 def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Only this process works in the folder, which is made; the kernel frees it if that is killed.
+    """Make the folder and lock it for this process; the kernel frees the lock if it is killed.
 
-    Where the system has no such locks, as on Windows, nothing is locked.
+    Systems without such locks, like Windows, lock nothing.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -208,11 +210,11 @@ def _lock(descriptor: int, folder: str | os.PathLike[str]) -> None:
             f"Another process is working in {folder}; wait for it, or give another --out."
         ) from None
     except OSError:
-        pass  # some clusters' file systems have no locks, and must not be useless for that
+        pass  # some clusters' file systems have no locks; runs must still work there
 
 
 def _configurations(out: str | os.PathLike[str], problems: list[str]) -> Iterator[str]:
-    """The folders of all configurations."""
+    """Yield the folders of all configurations."""
     for benchmark in _folders(out, problems):
         for method in _folders(benchmark, problems):
             yield from _folders(method, problems)
@@ -221,7 +223,7 @@ def _configurations(out: str | os.PathLike[str], problems: list[str]) -> Iterato
 def _runs(
     configuration: str | os.PathLike[str], problems: list[str]
 ) -> Iterator[tuple[str, Result]]:
-    """The finished runs in a configuration's folder."""
+    """Yield the finished runs in a configuration's folder."""
     for folder in _folders(configuration, problems):
         if _SEED.fullmatch(os.path.basename(folder)):
             path = os.path.join(folder, RESULT)
@@ -236,7 +238,7 @@ def _runs(
 def _together(
     runs: Iterable[tuple[str, Result]], problems: list[str], defaults: Defaults
 ) -> Results | None:
-    """The seeds of one configuration in order, without those that no mean with the others has."""
+    """Return a configuration's seeds in order, without runs of another configuration."""
     kept: list[tuple[str, Result]] = []
     for path, run in sorted(runs, key=lambda pair: pair[1].seed):
         first_path, first = next(iter(kept), (path, run))
@@ -250,7 +252,7 @@ def _together(
 
 
 def _folders(folder: str | os.PathLike[str], problems: list[str]) -> list[str]:
-    """The folders in a folder by name, hidden ones left out."""
+    """Return the folders in a folder by name, hidden ones left out."""
     try:
         with os.scandir(folder) as entries:
             return sorted(e.path for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -262,10 +264,10 @@ def _folders(folder: str | os.PathLike[str], problems: list[str]) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """One folder's name, the text itself where that is safe everywhere, else with a checksum.
+    """Return a folder's name: the text itself if safe on every system, else with a checksum.
 
-    Capitals count as unsafe, since some file systems take them for small letters, and so does what
-    looks like a checksum already.
+    Capitals count as unsafe, because some file systems ignore case, and so do names that already
+    end in a checksum.
     """
     if _PLAIN.fullmatch(text) and not _HASHED.fullmatch(text):
         return text
@@ -278,7 +280,7 @@ def _short(text: str) -> str:
 
 
 def _plain(value: Any) -> dict[Any, Any]:
-    """Any mapping as the dictionary that JSON knows."""
+    """Turn any mapping into a dictionary, which JSON can write."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r} is a {type(value).__name__}")

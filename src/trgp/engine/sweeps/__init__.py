@@ -1,4 +1,4 @@
-"""Sweeps: which cells they are made of, by a name or by a user's file."""
+"""The cells of a sweep, by its name or from a user's file."""
 
 from ..sweep_grid import Cell, Grid, cells
 from .file import read

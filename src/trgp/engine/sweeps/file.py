@@ -1,4 +1,4 @@
-"""A user's own sweep: a TOML file that lists what is combined, and cells beside it."""
+"""A user's own sweep: a TOML file with lists to combine, and with single cells."""
 
 import tomllib
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ Table = Mapping[str, Any]
 
 
 def read(path: PathLike) -> list[Grid]:
-    """The grids of a file, or a sentence about the first thing wrong with it."""
+    """Read the grids of a file, or raise a sentence about its first error."""
     try:
         content = tomllib.loads(Path(path).read_bytes().decode())
     except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}; give that of a sweep.") from None
+        raise FileNotFoundError(f"There is no file {path}; give a sweep file.") from None
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f"{path} cannot be read: {reason}; give a file that can.") from None
+        raise ValueError(f"{path} cannot be read: {reason}; give a readable file.") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no TOML ({error}); write it as docs/sweeps.md does.") from None
+        raise ValueError(f"{path} is not TOML ({error}); see docs/sweeps.md.") from None
     for key in content:
         if key not in KEYS:
             raise ValueError(f"A sweep has no '{key}'; {meant(key, KEYS)}")
     seeds = content.get("seeds", 1)
     if not isinstance(seeds, (int, list)):
-        raise ValueError("seeds must be how many, as in 5, or which, as in [1, 2, 37].")
+        raise ValueError("seeds must be a count, as in 5, or a list, as in [1, 2, 37].")
     benchmarks, methods = _names(content, "benchmarks"), _names(content, "methods")
     presets = _names(content, "presets") if "presets" in content else ["paper"]
     grids = _explicit(content.get("cells", []), seeds)
@@ -49,21 +49,21 @@ def _names(content: Table, key: str) -> list[str]:
 
 
 def _options(content: Any, methods: list[str]) -> tuple[Table, dict[str, Table]]:
-    """What holds for all methods, and what for one."""
+    """Split the options into those of all methods and those of one."""
     if not isinstance(content, dict):
         raise ValueError("options must be a table of settings, under [options].")
     own = {key: value for key, value in content.items() if isinstance(value, dict)}
     for method in own:
         if method not in methods:
             raise ValueError(
-                f"[options.{method}] is of none of the methods; {meant(method, methods)}"
+                f"[options.{method}] names none of the methods; {meant(method, methods)}"
             )
     shared = {key: value for key, value in content.items() if key not in own}
     return _dimensions(shared), {method: _dimensions(table) for method, table in own.items()}
 
 
 def _dimensions(table: Table) -> dict[str, list[Any]]:
-    """By setting the values that it takes one after the other."""
+    """Return the list of values of each setting."""
     found = {}
     for key, value in table.items():
         values = value if isinstance(value, list) else [value]
@@ -76,7 +76,7 @@ def _dimensions(table: Table) -> dict[str, list[Any]]:
 
 
 def _explicit(content: Any, seeds: int | list[int]) -> list[Grid]:
-    """Cells that are no combination: there a list is a setting's value."""
+    """Return single cells as grids; in a cell, a list is the value of a setting."""
     if not isinstance(content, list) or not all(isinstance(cell, dict) for cell in content):
         raise ValueError("cells must be tables, each under [[cells]].")
     grids = []
@@ -98,7 +98,7 @@ def _explicit(content: Any, seeds: int | list[int]) -> list[Grid]:
 
 
 def _check_plain(key: str, value: Any) -> None:
-    """A number, a text, true or false, or a list of them."""
+    """Refuse a value that is no number, text, true or false, or a list of them."""
     for each in value if isinstance(value, list) else [value]:
         if not isinstance(each, (bool, int, float, str)):
             raise ValueError(f"{key} is {each!r}; give a number, a text, or a list of them.")
@@ -108,6 +108,6 @@ def _each_once(key: str, values: list[Any]) -> list[Any]:
     for i, value in enumerate(values):
         # 1 and true are equal, but not the same value.
         if any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values[:i]):
-            nested = "" if key in KEYS else f"; a value of several is a list in it, {key} = [[...]]"
+            nested = "" if key in KEYS else f"; put a list value in a list, {key} = [[...]]"
             raise ValueError(f"{key} has {value!r} twice; give each once{nested}.")
     return values

@@ -1,4 +1,4 @@
-"""The sweeps that have a name."""
+"""The named sweeps."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from ..config import configure
 from ..sweep_grid import Grid
 
 BOTH = ("pmnist", "split-cifar100")  # where the paper compares most methods
-# No quirk: it changes figures only where BatchNorm uses the batch at hand, and there the presets
-# agree in it.
+# Not a quirk: it changes figures only where BatchNorm uses the current batch, and there the presets
+# have the same value.
 SPEED = ("test_batch",)
 
 
@@ -19,9 +19,9 @@ def embedded() -> list[Grid]:
 
 
 def paper() -> list[Grid]:
-    """The paper's tables, with GPM and TRGP also as the published code has them.
+    """The paper's tables, with GPM and TRGP also by the `official` preset.
 
-    Growing networks are compared on the superclasses alone.
+    Growing networks are compared only on the superclasses.
     """
     growing = tuple(name for name, kind in METHODS.items() if kind.about.family == "growing")
     others = ("finetune", "single", "multitask", "owm", "ewc", "hat", "agem", "er", "lwf")

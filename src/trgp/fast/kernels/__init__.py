@@ -1,4 +1,4 @@
-"""Kernels for what small networks spend their time in on a GPU, in Triton."""
+"""Triton kernels for the operations in which small networks spend their time on a GPU."""
 
 import os
 import warnings
@@ -11,14 +11,14 @@ import torch
 
 __all__ = ["add_product", "own_kernels", "plus_product", "product", "products"]
 
-SWITCH = "TRGP_KERNELS"  # an environment variable: 0 leaves everything to torch's kernels
+SWITCH = "TRGP_KERNELS"  # environment variable: 0 selects torch's kernels throughout
 
 
 def own_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """While this is open, a network on this device is computed by them where they fit."""
+    """Compute networks on this device with these kernels, where they fit, while open."""
     if device.type != "cuda" or not _usable(device):
         return nullcontext()
-    from .mode import OwnKernels  # which imports Triton
+    from .mode import OwnKernels  # imports Triton
 
     return OwnKernels()
 
@@ -30,7 +30,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def plus_product(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
-    """x + alpha a b, likewise."""
+    """x + alpha a b, by the kernel for few rows where it fits."""
     own = _few_rows(a, b)
     if own:
         return torch.add(x, own.product(a, b), alpha=alpha)
@@ -38,13 +38,13 @@ def plus_product(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float
 
 
 def products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a (R, M, K) b (R, K, N), likewise."""
+    """a (R, M, K) b (R, K, N), by the kernel for few rows where it fits."""
     own = _few_rows(a, b)
     return own.products(a, b) if own else torch.bmm(a, b)
 
 
 def _few_rows(a: torch.Tensor, b: torch.Tensor) -> ModuleType | None:
-    """The kernel for few rows, if it can be used and fits."""
+    """Return the kernel for few rows, if it is usable and fits."""
     if not a.is_cuda or not _usable(a.device):
         return None
     from . import few_rows
@@ -55,7 +55,7 @@ def _few_rows(a: torch.Tensor, b: torch.Tensor) -> ModuleType | None:
 def add_product(
     W: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float
 ) -> torch.Tensor:
-    """W + alpha left right, in the memory of W, by the kernel for few terms where it fits."""
+    """W + alpha left right, in place, by the kernel for few terms where it fits."""
     if W.is_cuda and _usable(W.device):
         from . import few_terms
 
@@ -67,17 +67,17 @@ def add_product(
 
 @cache
 def _usable(device: torch.device) -> bool:
-    """Triton comes with torch on Linux, but needs a C compiler to begin with: it is tried once."""
+    """Try Triton once: it comes with torch on Linux, but needs a C compiler to start."""
     if os.environ.get(SWITCH) == "0" or find_spec("triton") is None:
         return False
     try:
         from .max_pool import max_pool2d
 
         max_pool2d(torch.zeros(1, 1, 2, 2, device=device), (2, 2), (2, 2), (0, 0))
-    except Exception as error:  # of a compiler or driver, in whatever words
+    except Exception as error:  # a compiler or driver may raise anything
         warnings.warn(
-            f"Triton cannot be used here ({type(error).__name__}: {error}); networks are computed "
-            f"by torch's kernels, which takes longer. Set {SWITCH}=0 to leave this out.",
+            f"Triton cannot be used here ({type(error).__name__}: {error}), so networks run on "
+            f"torch's kernels, which are slower; set {SWITCH}=0 to silence this.",
             stacklevel=3,
         )
         return False

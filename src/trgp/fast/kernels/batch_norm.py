@@ -1,19 +1,19 @@
-"""BatchNorm by the statistics of the batch at hand: two kernels forward, two backward.
+"""BatchNorm with the statistics of the current batch: two kernels forward, two backward.
 
-Maps that lie channels last are rows of C numbers each, as samples of C features are. Over the rows
+Channels-last maps are rows of C numbers each, like samples of C features. Over the rows
 
     xhat = (x - mean) rstd, rstd = 1 / sqrt(var + eps), var with 1/n
     y = weight xhat + bias
     dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat))
     dweight = sum(dy xhat), dbias = sum(dy)
 
-What follows in a network comes along: something is added to y, a ReLU makes it max(y, 0), dropout
-keeps some of it and divides that by the share it keeps. Backward, y is computed again rather than
-read, to tell where it was above 0.
+The operations that follow in a network are fused: `plus` is added to y, a ReLU makes it max(y, 0),
+and dropout keeps some numbers and divides them by the share it keeps. Backward, y is recomputed
+rather than read, to find where it was above 0.
 
 The first kernel of a pass sums a part of the rows in every program; in the second, every program
-adds up the parts of its own channels. There are no atomic sums: the same input comes to the same
-bits every time.
+adds up the parts of its own channels. There are no atomic sums: the same input gives the same bits
+every time.
 """
 
 from typing import Any, overload
@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 256  # about two for every processor of a large GPU
-TILE = (64, 32)  # rows and channels that a program of a second kernel has at once
-NARROW = 16  # channels of a program of a first kernel: twice the programs for as many parts
-PARTS = 128  # at most: every program of a second kernel reads all of them
+PROGRAMS = 256  # about two per processor of a large GPU
+TILE = (64, 32)  # rows and channels per program of a second kernel at once
+NARROW = 16  # channels per program of a first kernel: twice the programs for as many parts
+PARTS = 128  # upper bound: every program of a second kernel reads all parts
 
 
 def batch_norm(
@@ -39,10 +39,12 @@ def batch_norm(
     keep: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of maps channels last.
+    """F.batch_norm(x, None, None, weight, bias, True, eps=eps), of channels-last maps.
 
-    plus, keep: of the shape of x; what is added, and 1 where dropout keeps a number, which it does
-    with so large a share of them.
+    Args:
+        plus: added to y; has the shape of x.
+        keep: 1 where dropout keeps a number; has the shape of x.
+        share: the share of numbers that dropout keeps.
     """
     y: Tensor = _normalised(x, weight, bias, eps, relu, plus, keep, share)[0]
     return y
@@ -59,7 +61,7 @@ def _normalised(
     keep: Tensor | None,
     share: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y of x (N, C) or (N, C, H, W), and the mean and rstd of every channel."""
+    """Return y of x (N, C) or (N, C, H, W), and the mean and rstd of every channel."""
     x, plus, keep = _in_rows(x), _in_rows(plus), _in_rows(keep)
     weight, bias = _dense(weight), _dense(bias)
     c = x.shape[1]
@@ -117,7 +119,7 @@ def _gradients(
     keep: Tensor | None,
     share: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias and dplus, which is empty where there is none."""
+    """Return dx, dweight, dbias and dplus, which is empty if nothing was added."""
     dy, x, plus, keep = _in_rows(dy), _in_rows(x), _in_rows(plus), _in_rows(keep)
     weight, bias = _dense(weight), _dense(bias)
     c = x.shape[1]
@@ -157,7 +159,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
     x, weight, bias, _, ctx.relu, plus, keep, ctx.share = inputs
     _, mean, rstd = output
     ctx.save_for_backward(x, weight, bias, mean, rstd, plus, keep)
-    # Or zeros would be written as their gradients.
+    # Otherwise zeros would be written as their gradients.
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
 
@@ -191,25 +193,25 @@ def _dense(vector: Tensor | None) -> Tensor | None:
 
 
 def _outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for rows like those of x, and twice for a number a channel."""
+    """Allocate rows like those of x, and twice one number per channel."""
     c = x.shape[1]
     return torch.empty_like(x, memory_format=_layout(x)), x.new_empty(c), x.new_empty(c)
 
 
 def _like(plus: Tensor | None, x: Tensor) -> Tensor:
-    """Memory for what belongs to an addition, if there is one."""
+    """Allocate the gradient of an addition; it is empty if there is none."""
     return x.new_empty(0) if plus is None else torch.empty_like(x, memory_format=_layout(x))
 
 
 def _parts(rows: int, c: int) -> tuple[int, int]:
-    """Into how many parts the rows are cut, a power of two, and how many are read at once."""
+    """Return the number of parts of the rows, a power of two, and the rows read at once."""
     most = max(1, min(PARTS, 2 * PROGRAMS // triton.cdiv(c, NARROW), rows // 64))
     parts = 1 << (most.bit_length() - 1)
     return parts, 256 if rows >= 512 * parts else 64
 
 
 def _grid(rows: int, c: int) -> tuple[int, int]:
-    """Of a second kernel: where there are more tiles than programs, these take them in turn."""
+    """Return a second kernel's grid; with more tiles than programs, programs take turns."""
     tall, wide = TILE
     across = triton.cdiv(c, wide)
     return min(triton.cdiv(rows, tall), triton.cdiv(PROGRAMS, across)), across
@@ -237,7 +239,7 @@ def _affine(
     C: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> tl.tensor:
-    """What a channel's distance from its mean is multiplied by, and what is added then."""
+    """Scale and shift of a channel: y = (x - mean) scale + shift."""
     scale = rstd
     if weight is not None:
         scale = rstd * tl.load(weight + c, mask=c < C, other=0.0)
@@ -249,7 +251,7 @@ def _affine(
 
 @triton.jit
 def _near(x: tl.tensor, c: tl.tensor, rows: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """The mean of the first rows; of one alone it would be, where that is far off, far from all."""
+    """Mean of the first rows; a single row may be an outlier, far from all others."""
     some = _read(x, tl.arange(0, 64), c, rows, 0.0, C)
     return tl.sum(some, 0) / tl.minimum(rows, 64)
 
@@ -264,7 +266,7 @@ def _sums(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Of d and d^2, where d = x - near is small enough to keep the variance."""
+    """Sum d and d^2, where d = x - near is small enough to keep the variance."""
     part = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     near = _near(x, c, rows, C)[None, :]
@@ -301,12 +303,12 @@ def _normalise(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = c < C
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    value = _read(x, r, c, rows, 0.0, C)  # on its way while the parts are summed
+    value = _read(x, r, c, rows, 0.0, C)  # loads while the parts are summed
     at = sums + tl.arange(0, PARTS)[:, None] * (2 * C) + c[None, :]
     one = tl.sum(tl.load(at, mask=known[None, :], other=0.0), 0) / rows
     two = tl.sum(tl.load(at + C, mask=known[None, :], other=0.0), 0) / rows
     mean = _near(x, c, rows, C) + one
-    # What is no number stays so: a run that diverges is to be seen doing it.
+    # NaN stays NaN, so that a divergence stays visible.
     variance = tl.maximum(two - one * one, 0.0, propagate_nan=tl.PropagateNan.ALL)
     rstd = tl.rsqrt(variance + EPS)
     if tl.program_id(0) == 0:
@@ -343,7 +345,7 @@ def _through(
     C: tl.constexpr,
     RELU: tl.constexpr,
 ) -> tl.tensor:
-    """A gradient g behind what follows the norm, as it is before it; d is x - mean."""
+    """Propagate a gradient g back through the steps after the norm; d is x - mean."""
     if keep is not None:
         g = tl.where(_read(keep, r, c, rows, 0, C) != 0, g / SHARE, 0.0)
     if RELU:
@@ -373,7 +375,7 @@ def _gradient_sums(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Of dy and dy xhat."""
+    """Sum dy and dy xhat."""
     part = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mean = tl.load(means + c, mask=c < C, other=0.0)
@@ -418,7 +420,7 @@ def _input_gradient(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = c < C
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    g = _read(dy, r, c, rows, 0.0, C)  # on their way while the parts are summed
+    g = _read(dy, r, c, rows, 0.0, C)  # load while the parts are summed
     value = _read(x, r, c, rows, 0.0, C)
     at = sums + tl.arange(0, PARTS)[:, None] * (2 * C) + c[None, :]
     one = tl.sum(tl.load(at, mask=known[None, :], other=0.0), 0)

@@ -1,16 +1,16 @@
-"""Convolutions of small maps as one product each, y = R' w', with R never written down.
+"""Convolutions of small maps as one product each, y = R' w', without storing R.
 
-Maps lie channels last: a patch is then a few runs of neighbouring numbers. With M = N OH OW places
+Maps are channels last: a patch is then a few runs of adjacent numbers. With M = N OH OW places
 and K = KH KW C inputs of a kernel, the three products are
 
     y (M x O)  = R' (M x K) w' (K x O)
     dw (O x K) = dy' (O x M) R' (M x K), in parts of M that are summed afterwards, in order
-    dx         = the same as y, of dy under the kernel turned round
+    dx         = computed as y is, from dy and the kernel turned round
 
-Torch's own library turns maps between two layouts around every call, and has no good kernel for so
-few channels. Products are rounded as `torch.backends.cudnn` says of convolutions.
+Torch's own library converts maps between two layouts around every call, and has no good kernel for
+so few channels. Products are rounded as `torch.backends.cudnn` specifies for convolutions.
 
-Paddings are no constants to the compiler: where it knows that places are small numbers it computes
+Paddings are not constants to the compiler: if it knows that places are small numbers, it computes
 two at a time in sixteen bits each, and ptxas 12.8 was seen to lose a term of such a pair.
 """
 
@@ -28,8 +28,11 @@ PROCESSORS = 132  # of a large GPU
 
 
 class Tiles(NamedTuple):
-    """How a product is cut: rows and columns of the result, length of a piece of the sum; and how
-    many pieces are on their way at once. By trial, with eight products at work at the same time."""
+    """Tile sizes of a product, by trial with eight concurrent products.
+
+    BM and BN are rows and columns of the result, BK is the length of a piece of the sum, and
+    num_stages is the number of pieces loading at the same time.
+    """
 
     BM: int
     BN: int
@@ -40,14 +43,14 @@ class Tiles(NamedTuple):
 def convolution(
     x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """F.conv2d(x, weight, None, stride, padding), its result channels last."""
+    """F.conv2d(x, weight, None, stride, padding), with a channels-last result."""
     y: Tensor = _convolved(x, weight, list(stride), list(padding))
     return y
 
 
 @torch.library.custom_op("trgp::convolution", mutates_args=())
 def _convolved(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """x (N, C, H, W) and weight (O, C, KH, KW) in any layout."""
+    """Convolve x (N, C, H, W) with weight (O, C, KH, KW), both in any layout."""
     y = _output(x, weight, stride, padding)
     w = weight.permute(0, 2, 3, 1).contiguous()
     _, o, oh, ow = y.shape
@@ -75,13 +78,13 @@ _convolved.register_fake(_output)
 def _input_gradient(
     dy: Tensor, weight: Tensor, sides: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
-    """Of maps with these sides."""
+    """Return dx, for maps with these sides."""
     dy = dy.contiguous(memory_format=torch.channels_last)
     w = weight.permute(1, 2, 3, 0).contiguous()
     dx = _input_like(dy, weight, sides, stride, padding)
     n, c, h, v = dx.shape
     o, _, *kernel = weight.shape
-    # A class of places, that are seen through the same taps, has every stride-th of each side.
+    # Places seen through the same taps form a class: every stride-th place of each side.
     rows = n * triton.cdiv(h, stride[0]) * triton.cdiv(v, stride[1])
     classes = stride[0] * stride[1]
     tiles = _tiles(rows * classes, c, w[0].numel() // classes)
@@ -111,11 +114,11 @@ def _weight_gradient(
     _, o, oh, ow = dy.shape
     c, k = x.shape[1], dw[0].numel()
     rows = dy.numel() // o
-    # More than 32 rows want their numbers in another order, and bring them one by one.
+    # Tiles of over 32 rows need another order of numbers, and load them one by one.
     tiles = Tiles(_near(o), _near(k), 64, 1) if k <= 64 else Tiles(min(32, _near(o)), 128, 32, 1)
     blocks, columns = _grid(o, k, tiles)
     pieces = triton.cdiv(rows, tiles.BK)
-    # Parts of at least 128 places: a part costs as much to write as some to compute.
+    # Parts of at least 128 places: writing a part costs as much as computing some places.
     each = max(128 // tiles.BK, triton.cdiv(pieces * blocks * columns, 2 * PROCESSORS))
     each = min(each, pieces)
     count = triton.cdiv(pieces, each)
@@ -156,14 +159,15 @@ _convolved.register_autograd(_backward, setup_context=_remember)
 
 
 def _maps(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
-    """Memory for maps, channels last."""
+    """Allocate channels-last maps."""
     return like.new_empty(n, h, w, c).permute(0, 3, 1, 2)
 
 
 def _tiles(rows: int, columns: int, terms: int, pipelined: bool = True) -> Tiles:
-    """Of a product with patches.
+    """Return the tile sizes of a product with patches.
 
-    pipelined: whether a patch is runs of neighbours, which can be on their way in large pieces.
+    Args:
+        pipelined: whether a patch is runs of adjacent numbers, which can load in large pieces.
     """
     if columns <= 32:
         wide = _near(columns)
@@ -176,7 +180,7 @@ def _tiles(rows: int, columns: int, terms: int, pipelined: bool = True) -> Tiles
 
 
 def _near(size: int) -> int:
-    """The side of a tile that fits a size."""
+    """Return the side of a tile that fits a size."""
     return min(64, max(16, triton.next_power_of_2(size)))
 
 
@@ -188,7 +192,7 @@ def _rounding() -> str:
     cudnn: Any = torch.backends.cudnn
     try:
         allowed = cudnn.allow_tf32
-    except RuntimeError:  # of torch, which tells no more of this one once the newer one was set
+    except RuntimeError:  # torch refuses to read this setting once the newer one was set
         allowed = cudnn.conv.fp32_precision == "tf32"
     return "tf32" if allowed else "ieee"
 
@@ -227,10 +231,10 @@ def _turned_product(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Of every place, the outputs that see it; w is (C, KH, KW, O).
+    """Sum over the outputs that see each place; w is (C, KH, KW, O).
 
-    A place is seen through every STRIDE-th tap only. Those that are seen through the same ones are
-    a class: a program has places of one class, and sums over its taps alone.
+    A place is seen through every STRIDE-th tap only. Places seen through the same taps form a
+    class: a program has places of one class, and sums over the taps of that class alone.
     """
     HIGH: tl.constexpr = (H + STRIDE_H - 1) // STRIDE_H
     WIDE: tl.constexpr = (W + STRIDE_W - 1) // STRIDE_W
@@ -242,7 +246,7 @@ def _turned_product(
     down = m // WIDE % HIGH
     across = m % WIDE
     there = (image < N) & (down * STRIDE_H + row < H) & (across * STRIDE_W + column < W)
-    # The first tap that sees them, the output that they are seen by through it, and how many taps.
+    # The first tap that sees them, the output that sees them through it, and the number of taps.
     tap_h = (row + pad_h) % STRIDE_H
     tap_w = (column + pad_w) % STRIDE_W
     bottom = down + (row + pad_h) // STRIDE_H
@@ -254,7 +258,7 @@ def _turned_product(
     for start in range(0, terms, BK):
         k = start + tl.arange(0, BK)
         tap = k // OC
-        i = tap // tl.maximum(wide, 1)  # a class that no tap sees is begun all the same
+        i = tap // tl.maximum(wide, 1)  # a class that no tap sees is started too
         j = tap % tl.maximum(wide, 1)
         h = bottom[:, None] - i[None, :]
         v = side[:, None] - j[None, :]
@@ -284,7 +288,7 @@ def _weight_product(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PADDED: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """One part of the sum over the places: `each` pieces of BK."""
+    """Compute one part of the sum over the places: `each` pieces of BK."""
     o = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.program_id(1) * BN + tl.arange(0, BN)
     part = tl.program_id(2)
@@ -296,8 +300,8 @@ def _weight_product(
             SN, SC, SH, SW, C, H, W, OH, OW, K, KW, STRIDE_H, STRIDE_W, PADDED,
         )  # fmt: skip
         there = (m < rows)[:, None] & (o < OC)[None, :]
-        # Chosen after they are loaded: the unit wants them turned, and what is loaded for nothing
-        # but the unit comes in the order that it wants, one by one.
+        # Masked after the load: the unit needs the numbers transposed, and a load for the unit
+        # alone would follow that order, one number at a time.
         g = tl.where(there, tl.load(dy + m[:, None] * OC + o[None, :], mask=there), 0.0)
         total = tl.dot(g.T, a, total, input_precision=ROUNDING)
     kept = (o < OC)[:, None] & (k < K)[None, :]
@@ -312,7 +316,7 @@ def _patches(
     K: tl.constexpr, KW: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The rows m and columns k of R', gathered from the maps."""
+    """Gather the rows m and columns k of R' from the maps."""
     place = m % (OH * OW)
     top = (place // OW) * STRIDE_H - pad_h
     left = (place % OW) * STRIDE_W - pad_w

@@ -1,9 +1,9 @@
 """Products of a few rows with a matrix, y = a b, in full float32 on units that round to TF32.
 
-Each number is split into two that TF32 can hold, and of the four products of such halves the three
-that matter are summed: that comes as close as float32 arithmetic, in less time. Torch's library has
-no kernel for so few rows that fills a GPU; here the sum over K is cut into parts, which are added
-up in order. Of several products at once none depends on the others.
+Each number is split into two TF32 numbers, and of the four products of such halves the three that
+matter are summed: this is as accurate as float32 arithmetic, and faster. Torch's library has no
+kernel for so few rows that fills a GPU; here the sum over K is cut into parts, which are added in
+order. Products that are computed together do not depend on each other.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from .parts import add_up
 from .reach import MOST, reach
 
-ROWS = 192  # at most: more fill the device by themselves, and torch's kernels are the better ones
-LEAST = 32  # terms of the sum
+ROWS = 192  # upper bound: more rows fill the device by themselves, and torch's kernels are better
+LEAST = 32  # lower bound on the terms of the sum
 LAUNCH = {"num_warps": 4, "num_stages": 3}
-PROGRAMS = 132  # one for every processor of a large GPU: others are at work on it too
+PROGRAMS = 132  # one per processor of a large GPU: other runs use it too
 
 
 def fits(a: Tensor, b: Tensor) -> bool:
-    """Whether a (..., M, K) b (..., K, N) is what this is for."""
+    """Whether a (..., M, K) b (..., K, N) suits this kernel."""
     rows, terms = a.shape[-2:]
     return (
         0 < rows <= ROWS
@@ -38,7 +38,7 @@ def fits(a: Tensor, b: Tensor) -> bool:
             tensor.is_cuda
             and tensor.dtype == torch.float32
             and not is_functorch_wrapped_tensor(tensor)
-            and reach(tensor) + 128 * max(tensor.stride()[-2:]) < MOST  # a tile further
+            and reach(tensor) + 128 * max(tensor.stride()[-2:]) < MOST  # plus a tile
             and min(tensor.stride()[-2:]) == 1
             for tensor in (a, b)
         )
@@ -47,7 +47,7 @@ def fits(a: Tensor, b: Tensor) -> bool:
 
 @torch.library.custom_op("trgp::product", mutates_args=())
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a (M, K) b (K, N), both with a side along which numbers are neighbours."""
+    """a (M, K) b (K, N), each with an axis along which numbers are adjacent."""
     m, k, n = *a.shape, b.shape[1]
     tiles = _tiles(a, b)
     blocks, columns, pieces = (triton.cdiv(*each) for each in zip((m, n, k), tiles, strict=True))
@@ -70,7 +70,7 @@ def _result(a: Tensor, b: Tensor) -> Tensor:
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:
-    """a (R, M, K) b (R, K, N), each sum in one piece: there are several to fill the device."""
+    """a (R, M, K) b (R, K, N), each sum in one piece: several products fill the device."""
     r, m, k, n = *a.shape, b.shape[2]
     tiles = _tiles(a[0], b[0])
     blocks, columns, pieces = (triton.cdiv(*each) for each in zip((m, n, k), tiles, strict=True))
@@ -83,7 +83,7 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _tiles(a: Tensor, b: Tensor) -> tuple[int, int, int]:
-    """By trial: a tile of b lies right for the units if its columns are runs of neighbours."""
+    """Tile sizes, by trial: a tile of b suits the units if its columns are contiguous."""
     turned = b.stride(0) == 1
     tall = min(64 if turned else 32, max(16, triton.next_power_of_2(a.shape[0])))
     return (tall, 128, 32) if not turned and b.shape[1] >= 512 else (tall, 64, 64)
@@ -122,7 +122,7 @@ def _product(
     a, b, parts, M, N, K, SAR, SAM, SAK, SBR, SBK, SBN, each, count,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One part of the sum over K, `each` pieces of BK, of one of several products."""
+    """Compute one part of the sum over K, `each` pieces of BK, of one of several products."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     a += tl.program_id(2) // count * SAR

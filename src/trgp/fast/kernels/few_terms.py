@@ -1,9 +1,9 @@
-"""W + alpha left right where the sum is short: a large matrix moves along a few directions.
+"""W + alpha left right with a short sum: a large matrix moves along a few directions.
 
-In float32 on units that round to TF32, as `few_rows` has it, to within three times the error that
-torch's products have. But here every number takes part in many products: so both matrices are split
-beforehand, and turned, since the units read along the sum. Every place of W is read and written
-once.
+The arithmetic is float32 on units that round to TF32, as in `few_rows`, with at most three times
+the error of torch's products. Here every number takes part in many products: both matrices are
+therefore split beforehand, and transposed, since the units read along the sum. Every place of W is
+read and written once.
 """
 
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from .reach import MOST, reach
 
-TERMS = range(48, 513)  # of the sum; with fewer there is too little to win
-LARGE = 1 << 21  # numbers in W; of smaller ones torch's kernels move as many in the time
+TERMS = range(48, 513)  # of the sum; fewer gain too little
+LARGE = 1 << 21  # numbers in W; on smaller ones torch's kernels are as fast
 TILES = (128, 128, 16)
 LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 def fits(W: Tensor, left: Tensor, right: Tensor) -> bool:
-    """Whether W (M, N) + left (M, R) right (R, N) is what this is for."""
+    """Whether W (M, N) + left (M, R) right (R, N) suits this kernel."""
     (m, n), r = W.shape, left.shape[1]
     return (
         W.is_cuda
@@ -54,7 +54,7 @@ def add_product(W: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
 
 
 def _halves(x: Tensor) -> Tensor:
-    """x (N, R) as (2, N, R), which TF32 can hold, and whose sum comes as close as it gets."""
+    """Split x (N, R) into (2, N, R), two TF32 numbers with a sum as close as possible."""
     n, r = x.shape
     y = x.new_empty(2, n, r)
     _split[triton.cdiv(n, 64), triton.cdiv(r, 32)](x, y, n, r, *x.stride(), 64, 32)
@@ -67,8 +67,8 @@ def _split(x, y, N, R, SN, SR, BN: tl.constexpr, BR: tl.constexpr):
     r = tl.program_id(1) * BR + tl.arange(0, BR)
     there = (n < N)[:, None] & (r < R)[None, :]
     value = tl.load(x + n[:, None] * SN + r[None, :] * SR, mask=there, other=0.0)
-    # What is no number, or too large to round, stays as it is: a run that diverges is to be seen
-    # doing it.
+    # NaN, infinities and numbers too large to round stay unchanged, so that a divergence stays
+    # visible.
     usual = tl.abs(value) < 3.4e38
     known = tl.where(usual, value, 0.0)
     high = _nearest(known)
@@ -79,7 +79,7 @@ def _split(x, y, N, R, SN, SR, BN: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def _nearest(x):
-    """Of the numbers that TF32 holds, whose last 13 bits are 0."""
+    """Round to the nearest TF32 number, in which the last 13 bits are 0."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
 
@@ -88,7 +88,7 @@ def _nearest(x):
 def _add_product(
     a, b, w, alpha, M, N, R, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """a (2, M, R) and b (2, N, R), halves of each."""
+    """Add the product of a (2, M, R) and b (2, N, R), the halves of both matrices, to w."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), tl.float32)

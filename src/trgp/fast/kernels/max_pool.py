@@ -1,11 +1,11 @@
-"""Max pooling of maps that lie channels last.
+"""Max pooling of channels-last maps.
 
-Forward, every window o keeps which of its places won, counted row by row. Backward, every place p
-of the input gathers from the windows that it lies in,
+Forward, every window o stores which of its places won, counted row by row. Backward, every place p
+of the input gathers from the windows that contain it,
 
     dx[p] = sum over o around p, where p won o, of dy[o]
 
-so that no two programs add to one number: the same input comes to the same bits every time.
+so that no two programs add to one number: the same input gives the same bits every time.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from .windows import sides_after
 
-BLOCK = 512  # four neighbouring channels for every thread: what one read can fetch
+BLOCK = 512  # four adjacent channels per thread: as many as one read fetches
 
 
 def max_pool2d(
     x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """F.max_pool2d(x, kernel, stride, padding), channels last, of kernels of at most 127 places."""
+    """F.max_pool2d(x, kernel, stride, padding), channels last, for kernels of up to 127 places."""
     y: Tensor = _pooled(x, list(kernel), list(stride), list(padding))[0]
     return y
 
@@ -32,7 +32,7 @@ def max_pool2d(
 def _pooled(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """y, and the winner's place in each window."""
+    """Return y, and the winning place in each window."""
     x = x.contiguous(memory_format=torch.channels_last)
     y, winners = outputs = _outputs(x, kernel, stride, padding)
     _, c, h, w = x.shape
@@ -68,7 +68,7 @@ def _gradient(
     stride: list[int],
     padding: list[int],
 ) -> Tensor:
-    """dx of maps with these sides."""
+    """Return dx, for maps with these sides."""
     dy, winners = (t.contiguous(memory_format=torch.channels_last) for t in (dy, winners))
     dx = _input_like(dy, winners, sides, kernel, stride, padding)
     c, *outs = dy.shape[1:]
@@ -104,7 +104,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.sides = list(x.shape[2:])
     _, winners = output
     ctx.save_for_backward(winners)
-    # Or zeros would be written as their gradient.
+    # Otherwise zeros would be written as its gradient.
     ctx.mark_non_differentiable(winners)
     ctx.set_materialize_grads(False)
 
@@ -118,8 +118,8 @@ def _backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor, None, None, None]:
 _pooled.register_autograd(_backward, setup_context=_remember)
 
 
-# The padding is an argument rather than a constant: LLVM, told how small h and w are, packs both
-# into one register, and of such a pair ptxas 12.8 has been seen to lose a subtraction.
+# The padding is an argument rather than a constant: if LLVM knows how small h and w are, it packs
+# both into one register, and ptxas 12.8 has been seen to lose a subtraction of such a pair.
 @triton.jit(do_not_specialize=["pad_h", "pad_w"])
 def _pool(
     x: tl.tensor,
@@ -139,14 +139,14 @@ def _pool(
     STRIDE_W: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """As torch has it: of equal numbers the first wins, and NaN over all numbers."""
+    """Pool as torch does: the first of equal numbers wins, and NaN wins over all numbers."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = i // C
     top = (place // OW) % OH * STRIDE_H - pad_h
     left = place % OW * STRIDE_W - pad_w
     image = x + place // (OH * OW) * (H * W * C) + i % C
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    # The first place within the map, for windows of nothing but -inf.
+    # The first place within the map, for windows that contain only -inf.
     winner = tl.maximum(-top, 0) * KW + tl.maximum(-left, 0)
     for down in tl.static_range(KH):
         for right in tl.static_range(KW):
@@ -184,8 +184,8 @@ def _gather(
     place = i // C
     h = (place // W) % H + pad_h
     w = place % W + pad_w
-    # The last window that begins at or before the place, and where in it the place is. The windows
-    # before it that still reach the place are at fixed distances.
+    # The last window that begins at or before the place, and the place within it. Windows before it
+    # that still contain the place are at fixed distances.
     oh = h // STRIDE_H
     ow = w // STRIDE_W
     down = h - oh * STRIDE_H

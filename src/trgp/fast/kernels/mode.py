@@ -1,4 +1,4 @@
-"""Networks as they are written, computed by the kernels of this package where these fit."""
+"""Unchanged networks, computed by the kernels of this package where these fit."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,14 +18,14 @@ from .reach import MOST, reach
 from .response_norm import response_norm
 from .windows import sides_after
 
-LONGEST = 255  # stride: places that are seen alike are a side of a grid
+LONGEST = 255  # stride, upper bound: its square is the side of a grid
 
 
 class OwnKernels(TorchFunctionMode):
-    """While this is open, calls of torch's functions that a kernel fits go to it.
+    """Sends calls of torch's functions to a kernel that fits, while open.
 
-    The others, also those of other types, precisions and dimensions, are torch's as ever; and so
-    are those that it refuses, since it says why.
+    All other calls go to torch, including other types, precisions and dimensions, and those that
+    torch refuses, since it says why.
     """
 
     def __torch_function__(
@@ -100,7 +100,7 @@ def _normalises(
     training: bool,
     eps: float,
 ) -> bool:
-    """Whether our norm is for it."""
+    """Whether the BatchNorm kernel fits the call."""
     kept = [tensor for tensor in (weight, bias) if tensor is not None]
     if not training or running_mean is not None or input.dim() not in (2, 4) or eps <= 0:
         return False
@@ -112,7 +112,7 @@ def _normalises(
 def _normalise_and_rectify(
     x: Tensor, norm: nn.Module, plus: Tensor | None = None, dropout: nn.Module | None = None
 ) -> Tensor | None:
-    # Another layer in its place does something else, and who watches it is to see its output.
+    # A layer put in its place computes something else, and hooks must see the output.
     if type(norm) is not {2: nn.BatchNorm1d, 4: nn.BatchNorm2d}.get(x.dim()) or _watched(norm):
         return None
     if plus is not None and (plus.shape != x.shape or not _fit(x, plus)):
@@ -162,7 +162,7 @@ def _respond(input: Tensor) -> Tensor | None:
 
 
 def _view(input: Tensor, *shape: Any, **other: Any) -> Tensor | None:
-    """Of maps that lie channels last: torch's could be flattened as they are, these are copied."""
+    """Reshape channels-last maps with a copy, where torch's own layout would need none."""
     if other or not shape or isinstance(shape[0], torch.dtype):
         return None
     if is_functorch_wrapped_tensor(input):
@@ -183,7 +183,7 @@ _OWN: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
 
 
 def _fit(*tensors: Tensor) -> bool:
-    """Whether they are what the kernels take."""
+    """Whether the kernels take these tensors."""
     return not torch.is_autocast_enabled("cuda") and all(
         tensor.dtype == torch.float32
         and tensor.device == tensors[0].device
@@ -201,7 +201,7 @@ def _windows(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> bool:
-    """Whether windows can be laid on the maps, and what comes of them can be counted."""
+    """Whether windows fit on the maps, and the kernels can index the result."""
     if min(stride) < 1 or max(stride) > LONGEST or min(padding) < 0:
         return False
     sides = sides_after(x.shape[2:], kernel, stride, padding)
@@ -209,7 +209,7 @@ def _windows(
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """As torch's functions take it: one number for both sides, or two."""
+    """Return a pair from one number for both sides, or from two, as torch accepts them."""
     if isinstance(value, int):
         return value, value
     both = tuple(value)

@@ -1,19 +1,20 @@
-"""Long sums in parts: every program sums one, and these are added up in order.
+"""Long sums in parts: every program sums one part, and the parts are added up in order.
 
-So the same input comes to the same bits every time, which atomic sums do not.
+The same input therefore gives the same bits every time, which atomic sums do not ensure.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 4096  # that a program adds up at once: as many as it holds well
+NUMBERS = 4096  # that a program adds up at once: as many as fit it well
 
 
 def add_up(parts: Tensor, whole: Tensor, channels: int = 1, taps: int = 1) -> None:
-    """The sum over the first axis of `parts`, into `whole`.
+    """Sum `parts` over the first axis, into `whole`.
 
-    taps: the rows of the parts are (taps, channels), and are to become (channels, taps).
+    Args:
+        taps: the rows of the parts are (taps, channels), and become (channels, taps).
     """
     count, each = len(parts), whole.numel()
     tall = min(128, triton.next_power_of_2(count))
@@ -26,7 +27,7 @@ def _add_up(
     parts, whole, number, count,
     C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Read in the order of the parts, for there are many, and written in the other."""
+    """Read in the order of the parts, since there are many, and write in the other order."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, number, ROWS):

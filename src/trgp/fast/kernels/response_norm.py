@@ -1,14 +1,14 @@
-"""Local response norm of maps that lie channels last: one kernel forward, one backward.
+"""Local response norm of channels-last maps: one kernel forward, one backward.
 
-Around channel c lies its window, from c - size // 2 to c + (size - 1) // 2, with zeros outside:
+The window of channel c reaches from c - size // 2 to c + (size - 1) // 2, with zeros outside:
 
     d[c] = k + alpha / size sum over c' in the window of c of x[c']^2
     y[c] = x[c] d[c]^-beta
     dx[c] = dy[c] d[c]^-beta - 2 alpha beta / size x[c] s[c]
-    s[c] = sum over c' whose window holds c of dy[c'] x[c'] d[c']^(-beta - 1)
+    s[c] = sum over c' whose window contains c of dy[c'] x[c'] d[c']^(-beta - 1)
 
-Backward, d is computed again from x, which is at hand, rather than kept. Every number gathers its
-own sum: the same input comes to the same bits every time.
+Backward, d is recomputed from x, which is stored anyway. Every number gathers its own sum: the same
+input gives the same bits every time.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A number for every thread: of what lies a channel off, a warp too then reads one stretch. With
-# four to a thread these reads would be as many, and each scattered over four times the memory.
+# One number per thread: a warp then also reads a neighbouring channel as one stretch. With four per
+# thread these reads would be as many, and each scattered over four times the memory.
 BLOCK = 128
 
 
@@ -45,7 +45,7 @@ def _(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
 
 @torch.library.custom_op("trgp::response_norm_backward", mutates_args=())
 def _gradient(dy: Tensor, x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
-    """dx."""
+    """Return dx."""
     dy, x = (t.contiguous(memory_format=torch.channels_last) for t in (dy, x))
     dx = _like(x)
     with torch.cuda.device_of(x):
@@ -84,7 +84,7 @@ def _grid(x: Tensor) -> tuple[int]:
 def _beside(
     x: tl.tensor, i: tl.tensor, count: tl.tensor, AWAY: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
-    """The number so many channels away at the same place."""
+    """Load the number AWAY channels off, at the same place."""
     c = i % C + AWAY
     return tl.load(x + i + AWAY, mask=(i < count) & (c >= 0) & (c < C), other=0.0)
 
@@ -100,7 +100,7 @@ def _denominator(
     ALPHA: tl.constexpr,
     K: tl.constexpr,
 ) -> tl.tensor:
-    """d of the channel so many away."""
+    """Compute d of the channel AWAY channels off."""
     squares = tl.zeros(i.shape, tl.float32)
     for j in tl.static_range(SIZE):
         value = _beside(x, i, count, AWAY + j - SIZE // 2, C)
@@ -110,8 +110,8 @@ def _denominator(
 
 @triton.jit
 def _powers(d: tl.tensor, BETA: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """d^-beta and d^(-beta - 1)."""
-    if BETA == 0.75:  # as in most networks: roots take far fewer instructions
+    """Compute d^-beta and d^(-beta - 1)."""
+    if BETA == 0.75:  # as in most networks: roots need far fewer instructions
         root = tl.rsqrt(d)
         one = root * tl.sqrt(root)
         two = one * (root * root)
@@ -156,7 +156,7 @@ def _input_gradient(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     along = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(SIZE):
-        # The channel in whose window this one is the j-th.
+        # This channel is the j-th in the window of the channel `away` off.
         away = SIZE // 2 - j
         d = _denominator(x, i, count, away, C, SIZE, ALPHA, K)
         _, power = _powers(d, BETA)

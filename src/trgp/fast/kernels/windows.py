@@ -1,4 +1,4 @@
-"""Windows that are laid on maps."""
+"""Windows on maps."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def sides_after(
     sides: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, int]:
-    """How many windows there are in each direction."""
+    """Return the number of windows in each direction."""
     down, across = (
         (side + 2 * more - width) // step + 1
         for side, width, step, more in zip(sides, kernel, stride, padding, strict=True)

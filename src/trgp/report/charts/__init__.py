@@ -1,4 +1,4 @@
-"""The figures of the report, each described from stored results."""
+"""Describe the figures of the report from stored results."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ from .selection import selection
 
 
 def charts(found: Sequence[Results]) -> Iterator[Chart]:
-    """First those over methods, then those of every configuration."""
+    """Yield the figures over methods, then those of every configuration."""
     for group in compared(found):
         yield final_accuracy(group)
         yield from evolution(group)

@@ -1,4 +1,4 @@
-"""ACC against what a method holds beside the network."""
+"""ACC against the memory of a method, the network not counted."""
 
 import statistics
 
@@ -11,7 +11,7 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def accuracy_memory(group: Group) -> Chart:
-    """A point a method, in the unit that suits the largest."""
+    """Describe one point per method, in the unit that suits the largest."""
     held = [statistics.fmean(run.state_bytes for run in results) for results in group.members]
     power = 0
     while power + 1 < len(UNITS) and max(held) >= 10 * 1024 ** (power + 1):
@@ -31,5 +31,5 @@ def accuracy_memory(group: Group) -> Chart:
         tuple(points),
         clean(group.benchmark),
         preset=clean(group.preset),
-        note="Held when the last task is learnt, the network itself not counted.",
+        note="Memory after the last task; the network itself is not counted.",
     )

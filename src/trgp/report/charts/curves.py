@@ -7,10 +7,10 @@ from .means import configuration, mean, over_seeds
 
 
 def curves(results: Results) -> Chart | None:
-    """The epochs of all tasks on one axis, with a gap between tasks.
+    """Describe the epochs of all tasks on one axis, with a gap between tasks.
 
-    A task is as long as its longest seed; where tasks end early, a mean is over the seeds that are
-    still learning.
+    A task is as long as in its longest seed; past the end of a seed, the mean is over the seeds
+    that are still learning.
     """
     run = results[0]
     learnt = [[curve.get("valid_accuracy", []) for curve in run.curves] for run in results]
@@ -44,5 +44,5 @@ def curves(results: Results) -> Chart | None:
         method,
         clean(run.preset),
         boundaries=tuple(boundaries),
-        note=f"{over_seeds(results)} Where tasks end early, over those that are still learning.",
+        note=f"{over_seeds(results)} After a seed ends a task early, the mean is over the others.",
     )

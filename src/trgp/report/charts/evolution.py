@@ -1,4 +1,4 @@
-"""The accuracy on chosen tasks while later ones are learnt, by method."""
+"""Accuracy on selected tasks while later ones are learnt, by method."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from .means import over_seeds, series, tasks
 
 
 def evolution(group: Group) -> Iterator[Chart]:
-    """A figure a task: the first, one a third of the way on, and one two thirds."""
+    """Yield a figure for the first task, one a third of the way on and one two thirds."""
     T = tasks(group.members[0])
     of = described(group.benchmark, group.preset, group.changes)
     for t in sorted({0, T // 3, 2 * T // 3}):

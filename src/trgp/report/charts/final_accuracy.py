@@ -1,4 +1,4 @@
-"""The accuracy on every task in the end, by method."""
+"""Final accuracy on every task, by method."""
 
 from ..groups import Group
 from ..model import Chart
@@ -9,7 +9,7 @@ FEW_BARS = 30
 
 
 def final_accuracy(group: Group) -> Chart:
-    """Bars where there are few of them, else lines, of which more can be told apart."""
+    """Describe bars if there are few, else lines, of which more can be distinguished."""
     T = tasks(group.members[0])
     x = [str(t + 1) for t in range(T)]
     places = [(T - 1, t) for t in range(T)]

@@ -1,11 +1,11 @@
-"""The order in which layers are shown."""
+"""Order of layers in figures."""
 
 import re
 from collections.abc import Iterable
 
 
 def in_order(layers: Iterable[str]) -> list[str]:
-    """By name, numbers by their value, and heads last, as they are in a network."""
+    """Sort layers by name, numbers by value, heads last as in a network."""
     return sorted(layers, key=_place)
 
 

@@ -7,7 +7,7 @@ from .means import configuration, entries, mean, over_seeds, tasks
 
 
 def matrix(results: Results) -> Chart:
-    """One row for what is known after each task, with nothing where it was not evaluated."""
+    """Describe one row per learnt task, empty where a task was not evaluated."""
     run = results[0]
     T = tasks(results)
     x = tuple(str(j + 1) for j in range(T))

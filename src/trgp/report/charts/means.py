@@ -1,4 +1,4 @@
-"""Means over seeds, in per cent, and what several figures share."""
+"""Means over seeds in per cent, and other helpers that figures share."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ Values = list[float | None]
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """In per cent; None where any is."""
+    """Return the mean in per cent; None if any value is None."""
     known = [value for value in values if value is not None]
     return 100 * statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def deviation(values: Sequence[float | None]) -> float | None:
-    """In per cent; None where there are not two of them."""
+    """Return the standard deviation in per cent; None for fewer than two values."""
     known = [value for value in values if value is not None]
     whole = len(known) == len(values)
     return 100 * statistics.stdev(known) if whole and len(known) > 1 else None
 
 
 def entries(results: Results, i: int, j: int) -> Values:
-    """The accuracy on task j after task i of every seed."""
+    """Return the accuracy on task j after task i, per seed."""
     return [run.accuracy_matrix[i][j] for run in results]
 
 
@@ -37,14 +37,14 @@ def tasks(results: Results) -> int:
 def series(
     results: Results, name: str, x: Sequence[float | str], places: Sequence[tuple[int, int]]
 ) -> Series:
-    """Accuracies at some places of the matrix, with their deviations where there are seeds."""
+    """Return a series of entries of the matrix, with deviations if there are several seeds."""
     values = [entries(results, i, j) for i, j in places]
     errors = tuple(map(deviation, values)) if len(results) > 1 else ()
     return Series(clean(name), tuple(x), tuple(map(mean, values)), errors, clean(results[0].method))
 
 
 def configuration(run: Result) -> str:
-    """What a figure of one configuration is of, for its title."""
+    """Describe a configuration for the title of its figure."""
     changes = {
         key: value
         for key, value in run.changed.items()

@@ -1,4 +1,4 @@
-"""The time that every task takes, by phase."""
+"""Time per task, by phase."""
 
 import statistics
 
@@ -10,7 +10,7 @@ from .means import configuration, over_seeds
 
 
 def phases(results: Results) -> Chart | None:
-    """Stacked bars, the mean over seeds."""
+    """Describe stacked bars of the mean over seeds."""
     run = results[0]
     runs = alike([r.seconds for r in results])
     names = in_order(

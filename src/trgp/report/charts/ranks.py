@@ -1,4 +1,4 @@
-"""How full the memory of each layer is after every task."""
+"""Protected directions of each layer after every task."""
 
 import statistics
 
@@ -11,9 +11,9 @@ from .means import configuration, over_seeds, tasks
 
 
 def ranks(results: Results) -> Chart | None:
-    """Protected directions in per cent of all that a layer has, or their number.
+    """Describe the protected directions in per cent of a layer's inputs, or their number.
 
-    The mean is over the seeds that have the layer's.
+    The mean is over the seeds that stored the layer.
     """
     run = results[0]
     T = tasks(results)

@@ -1,4 +1,4 @@
-"""Layer-wise against task-wise trust regions: the accuracy on every task in the end."""
+"""Layer-wise against task-wise trust regions: the final accuracy on every task."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from .means import over_seeds, series, tasks
 
 
 def scopes(found: Sequence[Results]) -> Iterator[Chart]:
-    """A figure where TRGP is stored both ways, with GPM where that is stored too."""
+    """Yield a figure for each pair of layer-wise and task-wise results, with GPM if stored."""
     usual = {_key(results): results for results in as_presets(found)}
     for other in by_benchmark(found):
         run = other[0]

@@ -1,4 +1,4 @@
-"""The old tasks in the trust region, by layer and task, as a grid."""
+"""Old tasks in the trust region, by layer and task, as a grid."""
 
 from ...results.result import Result, Results
 from ..model import Chart, Series
@@ -8,7 +8,7 @@ from .means import configuration, tasks
 
 
 def selection(results: Results) -> Chart | None:
-    """The first seed's, since a choice has no mean, and how many seeds choose the same."""
+    """Describe the selection of the first seed, and how many seeds select the same."""
     run = results[0]
     layers = in_order({layer for chosen in run.selected for layer in chosen})
     if not any(any(chosen.values()) for chosen in run.selected):
@@ -42,7 +42,7 @@ def _chosen(run: Result, t: int, layer: str) -> list[int]:
 
 
 def _agreeing(results: Results, t: int, layer: str) -> float | None:
-    """How many seeds trust the same old tasks in any order; None where the first trusts none."""
+    """Count the seeds that trust the first seed's old tasks, in any order; None if it has none."""
     first = {*_chosen(results[0], t, layer)}
     same = [run for run in results if {*_chosen(run, t, layer)} == first]
     return float(len(same)) if first else None

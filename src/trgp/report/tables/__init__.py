@@ -1,4 +1,4 @@
-"""The tables of the report, each made from stored results."""
+"""Build the tables of the report from stored results."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from .transfer import transfer
 
 
 def tables(found: Sequence[Results]) -> tuple[Table, ...]:
-    """Those that have a row, and last those of which nothing is run."""
+    """Return the tables with rows; those without any run come last."""
     made = [
         main(found),
         superclass(found),

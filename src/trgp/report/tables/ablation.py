@@ -25,23 +25,22 @@ COLUMNS = (
     "p",
 )
 NOTE = (
-    "One setting is changed at a time; the change is against the row as the preset has it, with a "
-    "paired two-sided t-test over the seeds that both have. The command trgp sweep ablation runs "
-    "the paper's."
+    "One setting is changed at a time. The change is relative to the unmodified preset, with a "
+    "paired two-sided t-test over common seeds. The command trgp sweep ablation runs the paper's "
+    "ablations."
 )
 KEYS = ("epsilon", "scope", "top_k")
 Changed = tuple[str, Any]
 Printed = Mapping[Changed | None, float | None]
-"""The paper's ACC by what is changed; None where it prints none."""
+"""The paper's ACC by changed setting; None if it prints none."""
 
 
 def ablation(
     found: Sequence[Results], wanted: Mapping[str, Collection[Changed]] = MappingProxyType({})
 ) -> Table:
-    """Every configuration with one of these settings changed, below the one it is changed from.
+    """Build a table of configurations with one of `KEYS` changed, below their baseline.
 
-    wanted: by benchmark of the paper's what is shown as not run where it is not, beside what the
-    paper prints.
+    wanted: by benchmark of the paper, changes to list as not run even if the paper has no figure.
     """
     printed: dict[str, Printed] = {
         benchmark: {**accs, **{key: accs.get(key) for key in wanted.get(benchmark, ())}}
@@ -66,7 +65,7 @@ def ablation(
 
 
 def is_ablation(run: Result) -> bool:
-    """Whether one of these settings is all that is changed, but for data."""
+    """Return whether one of `KEYS` is the only change apart from data."""
     changes = varied(run)
     return len(changes) == 1 and next(iter(changes)) in KEYS
 

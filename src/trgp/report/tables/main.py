@@ -1,4 +1,4 @@
-"""The main results: ACC and BWT beside the paper's, and what of the paper's table is not run."""
+"""Main results: ACC and BWT next to the paper's, and the paper's cells that were not run."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,9 +29,9 @@ COLUMNS = (
 
 
 def main(found: Sequence[Results]) -> Table:
-    """Every configuration that is as its preset has it, the best ACC first.
+    """Build a table of all unmodified presets, the best ACC first.
 
-    Benchmarks of which nothing is run come last.
+    Benchmarks without any run come last.
     """
     groups: dict[str, list[Results]] = {}
     for results in as_presets(found):
@@ -49,7 +49,7 @@ def main(found: Sequence[Results]) -> Table:
 
 
 def papers_and_gaps(paper: Published | None, results: Results) -> tuple[Cell, Cell, Cell, Cell]:
-    """The paper's ACC and how far it is, then the same of BWT."""
+    """Make cells of the paper's ACC, the difference to it, and both for BWT."""
     if paper is None:
         return (cells.EMPTY,) * 4
     own = cells.repeated_by(results)
@@ -62,7 +62,7 @@ def papers_and_gaps(paper: Published | None, results: Results) -> tuple[Cell, Ce
 
 
 def was_run(found: Sequence[Results], benchmark: str, method: str) -> bool:
-    """Whether there is a result that the paper's stands beside."""
+    """Return whether a result is stored that compares with the paper's."""
     return any(
         (results[0].benchmark, results[0].method) == (benchmark, method)
         and paper_of(results[0]) is not None

@@ -1,4 +1,4 @@
-"""What every method holds beside the network, and the most that a run took."""
+"""Memory of every method next to the network, and the peak of its runs."""
 
 from collections.abc import Sequence
 
@@ -18,15 +18,15 @@ COLUMNS = (
     "device",
 )
 NOTE = (
-    "Held are all tensors that a method keeps when the last task is learnt: bases, scalings, "
-    "importances, stored samples, networks. The peak is what was allocated on a GPU at most, else "
-    "the largest size of the process, Python and torch included; of runs at once it is that of all "
-    "together. Means over seeds."
+    "The memory counts all tensors that a method stores after the last task: bases, scalings, "
+    "importances, samples, networks. The peak is the largest allocation on a GPU, or on a CPU the "
+    "largest size of the process, Python and torch included. Concurrent runs share one peak, "
+    "measured for all of them together. Figures are means over seeds."
 )
 
 
 def memory(found: Sequence[Results]) -> Table:
-    """Every configuration that is as its preset has it."""
+    """Build a table of all unmodified presets."""
     rows = tuple(_row(results) for results in by_benchmark(as_presets(found)))
     return Table("memory", "Memory", COLUMNS, rows, NOTE)
 

@@ -1,4 +1,4 @@
-"""What is said below several tables."""
+"""Notes that several tables share."""
 
 from collections.abc import Iterable
 
@@ -6,15 +6,15 @@ from ...benchmarks import PAPER_DATA
 
 SEEDS = "Figures are means ± standard deviations over seeds; one seed has no deviation."
 MARKS = (
-    "Marked as best is the highest mean on the same data, and as near what a paired two-sided "
-    "t-test over common seeds does not tell from it at 5 % (one test a row, no correction for "
-    "their number). Without two common seeds there is no test, and no p. The bounds single and "
-    "multitask take no part."
+    "The highest mean on the same data is marked as best. A mean is marked as near if it is not "
+    "significantly different from the best (paired two-sided t-test over common seeds, p >= 0.05, "
+    "one test per row, no correction for multiple tests). With fewer than two common seeds there "
+    "is no test and no p. The reference points single and multitask are not ranked."
 )
 
 
 def papers_data(benchmarks: Iterable[str]) -> str:
-    """Where the paper's data is not that of the preset paper."""
+    """Say on which benchmarks the paper's data differs from that of the preset `paper`."""
     return " ".join(
         f"On {name} the paper's own values come from other data: {PAPER_DATA[name]}."
         for name in dict.fromkeys(benchmarks)

@@ -1,4 +1,4 @@
-"""Configurations with settings of their own, which no other table shows."""
+"""Configurations with changed settings that no other table shows."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from .quirks import is_quirk
 
 COLUMNS = ("benchmark", "method", "preset", "seeds", "ACC %", "BWT %", "change of ACC", "p")
 NOTE = (
-    "The change is against the preset as it is on the same data, where that is stored, with a "
-    "paired two-sided t-test over the seeds that both have."
+    "The change is relative to the unmodified preset on the same data, if that is stored, with a "
+    "paired two-sided t-test over common seeds."
 )
 
 
 def other(found: Sequence[Results]) -> Table:
-    """Those in which something else than data, a quirk or the trust region is changed."""
+    """Build a table of changes other than data, a quirk or the trust region."""
     bases = {_key(results): results for results in as_presets(found)}
     rows = tuple(
         _row(results, bases.get(_key(results)))

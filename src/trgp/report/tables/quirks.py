@@ -1,4 +1,4 @@
-"""Quirk by quirk: what each way of the published code does alone, and what all do without it."""
+"""Effects of each quirk of the published code: alone, and of all others without it."""
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
@@ -27,15 +27,15 @@ COLUMNS = (
     ),
 )
 NOTE = (
-    "The changes are against the preset as it is, in the first row of a benchmark, with a paired "
-    "two-sided t-test over the seeds that both have. The command trgp sweep quirks runs TRGP's."
+    "The changes are relative to the unmodified preset in the first row of a benchmark, with a "
+    "paired two-sided t-test over common seeds. The command trgp sweep quirks runs those of TRGP."
 )
 
 
 def quirks(found: Sequence[Results], always: Collection[tuple[str, str]] = ()) -> Table:
-    """Benchmarks and methods of which both presets are stored, or one with a quirk changed.
+    """Build a table for benchmarks and methods with both presets, or a changed quirk, stored.
 
-    always: those that are shown whatever is stored of them.
+    always: pairs that are shown in any case.
     """
     families: dict[tuple[str, str], dict[tuple[str, str | None], Results]] = {}
     for results in by_benchmark(found):
@@ -52,7 +52,7 @@ def quirks(found: Sequence[Results], always: Collection[tuple[str, str]] = ()) -
 
 
 def is_quirk(run: Result) -> bool:
-    """Whether all that is changed is one quirk, to the way of the other preset."""
+    """Return whether the only change is one quirk, set to the other preset's value."""
     changes = _changes(run)
     other = [side for side in SIDES if side != run.preset]
     if len(changes) != 1 or len(other) != 1:
@@ -63,7 +63,7 @@ def is_quirk(run: Result) -> bool:
 
 
 def _tells(family: dict[tuple[str, str | None], Results]) -> bool:
-    """Whether there are two things to compare, or a quirk that was changed."""
+    """Return whether both presets or a changed quirk are stored."""
     return all((side, None) in family for side in SIDES) or any(name for _, name in family)
 
 
@@ -73,10 +73,13 @@ def _changes(run: Result) -> dict[str, Any]:
 
 @cache
 def _differing(benchmark: str, method: str) -> dict[str, dict[str, Any]]:
-    """The settings in which the presets differ, with the value of each, as results hold them."""
+    """Return the settings in which the presets differ, with both values as stored in results."""
     try:
         paper, official = (configure(benchmark, method, side).stored for side in SIDES)
-    except (ValueError, ImportError):  # of another version, or a user's own that is not at hand
+    except (
+        ValueError,
+        ImportError,
+    ):  # a benchmark or method of another version, or a user's that is not importable
         return {}
     return {
         name: {"paper": paper[name], "official": official[name]}

@@ -1,4 +1,4 @@
-"""CIFAR-100 superclasses: accuracy beside what has to be kept for it."""
+"""CIFAR-100 superclasses: accuracy and the memory it takes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,16 +31,17 @@ COLUMNS = (
     "p against the best",
 )
 NOTE = (
-    "Capacity is counted as in the paper: how large the networks are in the end, in per cent of "
-    "one. That is a network a task for single, all that a growing method keeps and that is not 0, "
-    "with the newest task's head alone, and one network that does not grow for all others here. "
-    "Bases, scaling matrices, stored samples and masks are not in it. They are in what is kept in "
-    "all: everything that old tasks are evaluated with or protected by."
+    "Capacity is counted as in the paper: the final size of the networks in per cent of one "
+    "network. For single that is one network per task; for a growing method, all stored weights "
+    "that are not 0, with the newest task's head only; for all others here, one network that does "
+    "not grow. Bases, scaling matrices, stored samples and masks are not counted in it. They are "
+    "counted in the column kept in all: everything that old tasks are evaluated with or protected "
+    "by."
 )
 
 
 def superclass(found: Sequence[Results]) -> Table:
-    """Those that are as their preset has them, and the paper's that are not run."""
+    """Build a table of all unmodified presets, and of the paper's methods that were not run."""
     here = [results for results in as_presets(found) if results[0].benchmark == NAME]
     groups: dict[str, list[Results]] = {}
     for results in here:
@@ -57,7 +58,7 @@ def superclass(found: Sequence[Results]) -> Table:
 
 
 def kept_bytes(run: Result) -> int:
-    """The network and what is held beside it; where that holds the network too, that alone."""
+    """Return the bytes of network and method state; the state alone if it holds the network."""
     method = METHODS.get(run.method)
     within = method is not None and method.about.holds_network
     return run.state_bytes if within else run.network_bytes + run.state_bytes

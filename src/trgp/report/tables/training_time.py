@@ -1,4 +1,4 @@
-"""Training time, also in multiples of GPM's."""
+"""Training time, absolute and in multiples of GPM's."""
 
 from collections.abc import Sequence
 
@@ -22,16 +22,16 @@ COLUMNS = (
 )
 APART = ("evaluation", "checkpoints")
 NOTE = (
-    "Training is all that learning takes: steps, validation, bases and selection. Apart are the "
-    "old tasks' evaluation, and checkpoints, which belong to a job but which results stored "
-    "earlier do not count. Times are means over seeds. They are related to GPM's with the same "
-    "data and preset on the same device, and compare well only where runs had it to themselves. "
-    "Where runs went at once, a run's time is its share of the device's."
+    "Training is all that learning takes: steps, validation, bases and selection. It excludes "
+    "the evaluation of old tasks, and checkpoints, which older results do not count. Times are "
+    "means over seeds. Multiples are relative to GPM with the same data and preset on the same "
+    "device; they are reliable only if each run had the device to itself. The time of concurrent "
+    "runs is each run's share of the device time."
 )
 
 
 def training_time(found: Sequence[Results]) -> Table:
-    """Every configuration that is as its preset has it."""
+    """Build a table of all unmodified presets."""
     chosen = by_benchmark(as_presets(found))
     gpm = {_key(results): results for results in chosen if results[0].method == "gpm"}
     rows = tuple(_row(results, gpm.get(_key(results))) for results in chosen)

@@ -1,4 +1,4 @@
-"""Forward transfer: how well every task is learnt when its turn comes, and the gain over GPM."""
+"""Forward transfer: accuracy on each task right after it is learnt, and the gain over GPM."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from ..published import DIAGONAL
 from .notes import MARKS, SEEDS, joined, papers_data
 
 NOTE = (
-    "A_ii is the accuracy on task i just after it is learnt. The gain is that of the average over "
-    "GPM's with the same preset and data, with a paired two-sided t-test over the seeds that both "
-    "have."
+    "A_ii is the accuracy on task i right after it is learnt. The gain is the difference of the "
+    "average to GPM's with the same preset and data, with a paired two-sided t-test over common "
+    "seeds."
 )
 
 
 def transfer(found: Sequence[Results]) -> Iterator[Table]:
-    """A table for every benchmark and number of tasks."""
+    """Yield a table per benchmark and number of tasks."""
     families: dict[tuple[str, int], list[Results]] = {}
     for results in by_benchmark(as_presets(found)):
         run = results[0]
@@ -74,7 +74,7 @@ def _row(results: Results, verdict: Verdict, gpm: Results | None) -> Row:
 
 
 def _papers(members: Sequence[Results]) -> Iterator[Row]:
-    """The paper's rows, where there is one that they stand beside."""
+    """Yield the paper's rows if a result is stored that compares with them."""
     run = members[0][0]
     paper = {
         method: values

@@ -1,8 +1,8 @@
-// What the reader has chosen to see: one benchmark or all, one preset or all, and any methods.
+// The reader's selection: one benchmark or all, one preset or all, and any methods.
 
 const chosen = { benchmark: "", preset: "", without: new Set() };
 
-/** Whether a row, a figure or a run is among what is chosen; what names nothing always is. */
+/** Returns whether a row, a figure or a run is selected; items without names always are. */
 function isChosen({ benchmark = "", method = "", preset = "" }) {
   return (
     (!chosen.benchmark || !benchmark || benchmark === chosen.benchmark) &&
@@ -11,7 +11,7 @@ function isChosen({ benchmark = "", method = "", preset = "" }) {
   );
 }
 
-/** The controls, by what there is to choose from; methods that nobody has run are no choice. */
+/** Shows the controls for the benchmarks, presets and methods at hand; methods without a run are left out. */
 function showChoices(items, changed) {
   const named = (field) => unique(items.map((item) => item[field]).filter(Boolean)).sort();
   const parts = ["benchmark", "preset"].map((field) => select(field, named(field), changed));
@@ -36,12 +36,12 @@ function showChoices(items, changed) {
   parts.push(make("fieldset", {}, make("legend", {}, "Methods"), ...boxes, all));
   const bar = byId("choices");
   bar.replaceChildren(...parts);
-  // It stays in view, and what a link leads to must not lie under it.
+  // The bar stays in view, so the target of a link must not scroll under it.
   document.documentElement.style.scrollPaddingTop = `${bar.offsetHeight + 16}px`;
 }
 
 function select(field, names, changed) {
-  // One that has gone from the data, as it may on a live page, hides nothing any more.
+  // A name may vanish from the data of a live page; then it must hide nothing.
   if (!names.includes(chosen[field])) chosen[field] = "";
   const choice = make("select", {
     name: field,

@@ -1,6 +1,6 @@
-// The small window that says how a number is repeated.
+// The dialog that shows how to repeat a number.
 
-/** Opens it; it closes by Escape, and the keyboard returns to where it was. */
+/** Opens the dialog; Escape closes it and the focus returns to where it was. */
 function showCommand(title, { note = "", commands = [], value }) {
   const listed = commands.map((index) => report.commands[index]);
   const one = commands.length === 1;
@@ -23,9 +23,9 @@ async function copyCommand() {
     await navigator.clipboard.writeText(text.textContent);
     byId("command-copied").textContent = "Copied.";
   } catch {
-    // A browser may keep pages from the clipboard: the text is marked, to be copied by hand.
+    // A browser may deny pages the clipboard: select the text, to be copied by hand.
     getSelection().selectAllChildren(text);
-    byId("command-copied").textContent = "Marked; copy it by Ctrl+C.";
+    byId("command-copied").textContent = "Selected; copy it with Ctrl+C.";
   }
 }
 

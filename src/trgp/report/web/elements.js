@@ -1,6 +1,6 @@
 "use strict";
 
-/** An element with attributes and children; texts stay texts, whatever they hold. */
+/** Makes an element with attributes and children; texts are never parsed as HTML. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,7 +16,7 @@ const byId = (id) => document.getElementById(id);
 
 const unique = (values) => [...new Set(values)];
 
-/** Changes the page, and gives the keyboard's place back to whatever has the same key afterwards. */
+/** Changes the page, then restores the focus to the element with the same key. */
 function keepingFocus(change) {
   const key = document.activeElement?.dataset?.key;
   change();
@@ -28,7 +28,7 @@ function keepingFocus(change) {
 const COLOURS = 12;
 const indices = new Map();
 
-/** A name has one colour on the whole page, for as long as that is open. */
+/** Returns a name's colour, which stays the same on the whole page while it is open. */
 function colourIndex(name) {
   if (!indices.has(name)) indices.set(name, indices.size);
   return indices.get(name);
@@ -36,14 +36,14 @@ function colourIndex(name) {
 
 const colour = (index) => `var(--c${index % COLOURS})`;
 
-/** A small square of a colour. */
+/** Makes a small square of a colour. */
 function swatch(index) {
   const square = make("span", { class: "swatch", "aria-hidden": "true" });
   square.style.setProperty("--c", colour(index));
   return square;
 }
 
-/** A number with the digits that matter. */
+/** Formats a number with its significant digits. */
 function digits(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);

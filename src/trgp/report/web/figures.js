@@ -1,10 +1,10 @@
-// Charts with their legends and values. Charts of one method each share a place, with a switch.
+// Charts with legends and values. Charts of single methods share a place, with a menu to switch.
 
 const switchedOff = new Map(); // by the chart's name: names of series
 const picked = new Map(); // by the place's key: the chart's name
 const opened = new Set(); // names of charts whose values are shown as a table
 
-/** Charts by the place that they share, in the order in which they came. */
+/** Groups charts by the place that they share, in their order. */
 function placesOf(charts) {
   const places = new Map();
   for (const chart of charts) {
@@ -16,7 +16,7 @@ function placesOf(charts) {
   return places;
 }
 
-/** Fills the place of one chart, or of several to switch between; none where none is chosen. */
+/** Fills the place of one chart, or of several to switch between; hides it if none is selected. */
 function showFigure(place, key, charts) {
   const among = charts.filter(isChosen);
   place.hidden = among.length === 0;
@@ -33,12 +33,12 @@ function showFigure(place, key, charts) {
   place.replaceChildren(...parts);
   place.chart = chart;
   waiting.add(place);
-  seen.unobserve(place); // and again, so that one in view is told at once
+  seen.unobserve(place); // observed anew, so that a figure in view is reported at once
   seen.observe(place);
 }
 
 function switchBetween(key, among, chart, again) {
-  // As short as tells them apart.
+  // The shortest names that distinguish the charts.
   const ways = [
     (each) => each.method,
     (each) => [each.method, each.preset].filter(Boolean).join(", "),
@@ -59,7 +59,7 @@ function switchBetween(key, among, chart, again) {
   return choice;
 }
 
-/** The series that are drawn: those of chosen methods that are not switched off. */
+/** Returns the series to draw: those of selected methods that are not switched off. */
 function shownSeries(chart) {
   const off = switchedOff.get(chart.name) ?? new Set();
   return (chart.series ?? []).filter((each) => !off.has(each.name) && isChosen({ method: each.method }));
@@ -90,7 +90,7 @@ function legend(chart, again) {
   return make("div", { class: "legend", role: "group", "aria-label": "Series" }, ...chips);
 }
 
-/** What the colours stand for. */
+/** Makes the colour scale. */
 function scale(chart) {
   const [low, high] = d3.extent((chart.series ?? []).flatMap((each) => each.y ?? []));
   if (low === undefined || low === high) return make("div", { class: "legend" });
@@ -98,7 +98,7 @@ function scale(chart) {
   return make("div", { class: "scale" }, ...parts.map((part) => make("span", {}, part)));
 }
 
-/** The chart's values as a table, made when it is asked for. */
+/** Makes a table of the chart's values when it is first opened. */
 function values(chart) {
   const details = make("details", {
     toggle: () => {
@@ -147,7 +147,7 @@ function valueTable(chart) {
   );
 }
 
-// A page may have hundreds of charts: each is drawn when it comes near the window, or for printing.
+// A page may have hundreds of charts: each is drawn when it nears the window, or for printing.
 
 const waiting = new Set();
 
@@ -159,7 +159,7 @@ function draw(place) {
   const width = Math.max(320, Math.floor(drawing.clientWidth || 640));
   place.width = drawing.clientWidth;
   drawing.replaceChildren(
-    series.length ? drawn(place.chart, series, width) : make("p", { class: "note" }, "Nothing is chosen."),
+    series.length ? drawn(place.chart, series, width) : make("p", { class: "note" }, "Nothing is selected."),
   );
 }
 

@@ -1,6 +1,6 @@
-// A live page goes on asking its server, and says so when that is gone.
+// A live page polls its server, and says so when the server does not answer.
 
-const PAUSE = 2000; // milliseconds between two questions
+const PAUSE = 2000; // milliseconds between two requests
 const live = { report: null, text: "", lost: null };
 
 async function follow() {
@@ -28,14 +28,14 @@ async function asked(route) {
 
 function showConnection() {
   const says = live.lost
-    ? `The server has not answered since ${live.lost.toLocaleTimeString()}; this is the last that it sent.`
+    ? `The server has not answered since ${live.lost.toLocaleTimeString()}; the page shows its last answer.`
     : "";
   const banner = byId("connection");
   if (banner.textContent !== says) banner.textContent = says;
   banner.hidden = !says;
 }
 
-/** The runs that go on, and their curves. */
+/** Shows the runs in progress and their curves. */
 function showProgress({ runs, charts, problems }) {
   const section = byId("progress");
   const text = JSON.stringify([runs, charts, problems, [...chosen.without], chosen.benchmark, chosen.preset]);
@@ -55,7 +55,7 @@ function showProgress({ runs, charts, problems }) {
 function showRuns(place, runs) {
   const among = runs.filter(isChosen);
   if (!among.length) {
-    const none = runs.length ? "No run that goes on is chosen." : "No run goes on.";
+    const none = runs.length ? "No run in progress is selected." : "No run is in progress.";
     return place.replaceChildren(make("p", { class: "note" }, none));
   }
   const columns = ["benchmark", "method", "configuration", "seed", "task", "epoch", "time", "saved"];
@@ -79,7 +79,7 @@ function showRuns(place, runs) {
       { class: "scroll" },
       make(
         "table",
-        { "aria-label": "Runs that go on" },
+        { "aria-label": "Runs in progress" },
         make("thead", {}, make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, column)))),
         make("tbody", {}, ...rows),
       ),
@@ -87,7 +87,7 @@ function showRuns(place, runs) {
   );
 }
 
-/** So many of so many, also as a bar. */
+/** Shows count of all, also as a bar. */
 function of(count, all) {
   if (!all) return [String(count)];
   const says = `${count} of ${all}`;

@@ -1,9 +1,9 @@
-// The page as a whole: what was sent with it, what is chosen, and the theme.
+// The whole page: its data, the selection and the theme.
 
 let report = null;
 const held = new WeakMap(); // by section: the places in it, by key, each with what it shows
 
-/** The place in a section that has a key, made on first use, filled anew where that is asked. */
+/** Returns the place of a key in a section, made on first use and filled by `show`. */
 function placeOf(section, key, create, show = () => {}) {
   if (!held.has(section)) held.set(section, new Map());
   const places = held.get(section);
@@ -15,7 +15,7 @@ function placeOf(section, key, create, show = () => {}) {
   return places.get(key);
 }
 
-/** Leaves in a section the places with these keys, in this order. */
+/** Keeps only the places with these keys in a section, in this order. */
 function keepPlaces(section, keys) {
   const places = held.get(section) ?? new Map();
   for (const [key, place] of places) {
@@ -40,7 +40,7 @@ function showReport(next) {
     ...report.problems.map((problem) => make("p", { class: "problem" }, problem)),
   );
   const series = report.charts.flatMap((chart) => chart.series ?? []);
-  // Before those that only a table names, so that what is drawn has the colours that differ most.
+  // Before methods that only tables name, so that drawn methods get the most distinct colours.
   unique(series.map((each) => each.method).filter(Boolean)).sort().forEach(colourIndex);
   const rows = report.tables.flatMap((table) => table.rows ?? []);
   showChoices([...rows, ...report.charts, ...series], showChosen);
@@ -75,7 +75,7 @@ function showFigures(section, charts) {
   keepPlaces(section, [...places.keys()]);
 }
 
-/** Leaves alone what would look the same, so that nothing under the reader's eyes jumps. */
+/** Skips content that would look the same, so that nothing jumps while it is read. */
 function showIfNew(place, content, show) {
   const text = JSON.stringify([content, chosen.benchmark, chosen.preset, [...chosen.without].sort()]);
   if (place.shows === text) return;
@@ -89,7 +89,7 @@ byId("theme").addEventListener("change", ({ target }) => {
   else delete document.documentElement.dataset.theme;
 });
 
-/** What was sent with the page, packed where it is large. */
+/** Reads the data sent with the page, which is compressed if large. */
 async function sent({ type, textContent }) {
   if (type === "application/json") return JSON.parse(textContent);
   const bytes = Uint8Array.from(atob(textContent), (letter) => letter.charCodeAt(0));

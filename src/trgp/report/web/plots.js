@@ -1,10 +1,10 @@
 // A chart as an SVG drawing. Its colours are the page's own, so that it follows the theme by itself.
 
 const LETTER = 6.6; // the width of a letter along an axis, in pixels
-const LONGEST = 26; // letters that are left of a long name along an axis
-const BANDS = 4; // series whose deviations can be told apart
+const LONGEST = 26; // characters kept of a long name along an axis
+const BANDS = 4; // most series whose deviations can be distinguished
 
-/** The drawing of a chart with some of its series, as wide as there is room. */
+/** Draws a chart with some of its series, at this width. */
 function drawn(chart, series, width) {
   const kinds = { bars, stacked, lines, points, heat, grid: heat };
   const options = kinds[chart.kind](chart, series, width);
@@ -19,7 +19,7 @@ function drawn(chart, series, width) {
   });
 }
 
-/** Which colour each series has: its method's, or one by its place where methods do not tell. */
+/** Returns each series' colour: its method's, or one by position if methods repeat. */
 function coloured(chart) {
   const all = chart.series ?? [];
   const methods = all.map((each) => each.method).filter(Boolean);
@@ -27,7 +27,7 @@ function coloured(chart) {
   return new Map(all.map((each, i) => [each.name, tell ? colourIndex(each.method) : i]));
 }
 
-/** Every point of some series by itself, with what is said of it. */
+/** Returns every point of some series, with its text. */
 function pointsOf(chart, series) {
   const colours = coloured(chart);
   return series.flatMap((each) =>
@@ -44,20 +44,20 @@ function pointsOf(chart, series) {
 
 const named = (x) => (typeof x === "number" ? digits(x) : x);
 
-/** What is read by the mouse. */
+/** Makes the tooltip. */
 function tip(data, channels, pointer = Plot.pointer) {
   const look = { stroke: "var(--line)", textPadding: 8, maxRadius: 60, lineWidth: 40 };
   return Plot.tip(data, pointer({ ...channels, ...look, title: "says" }));
 }
 
-/** A standard deviation up and down. */
+/** Draws one standard deviation up and down. */
 function errors(data, channels) {
   const known = data.filter((d) => d.y !== null && d.error !== null && d.error !== undefined);
   const ends = { y1: (d) => d.y - d.error, y2: (d) => d.y + d.error };
   return Plot.ruleX(known, { stroke: "var(--text)", strokeWidth: 1.2, ...channels, ...ends });
 }
 
-/** An axis of names: they are turned where they would touch each other. */
+/** Makes an axis of names, turned if they would touch each other. */
 function names(label, domain, width) {
   const longest = Math.min(LONGEST, Math.max(1, ...domain.map((name) => String(name).length)));
   const turned = longest * LETTER * domain.length > width - 80;
@@ -147,10 +147,10 @@ function lines(chart, series, width) {
   };
 }
 
-/** Colours that come round again have another pattern. */
+/** Returns the dash pattern, which distinguishes series with the same colour. */
 const dashes = (index) => [null, "5 3", "2 2"][Math.floor(index / COLOURS) % 3];
 
-/** Numbers along a line, or names in the order in which they came. */
+/** Makes an x axis of numbers, or of names in their order. */
 function across(chart, data, width) {
   const places = unique(data.map((d) => d.x));
   if (!places.every((x) => typeof x === "number")) return names(chart.x_label, places, width);
@@ -162,7 +162,7 @@ function across(chart, data, width) {
   return { axis: { ...axis, ...ticks, ...format }, below: 44 };
 }
 
-/** Where something ends, with as many of the names as there is room for. */
+/** Draws the boundaries, with as many names as fit. */
 function boundaries(chart, width) {
   const all = chart.boundaries ?? [];
   if (!all.length) return [];
@@ -195,7 +195,7 @@ function points(chart, series, width) {
   };
 }
 
-/** Rows of cells, with numbers in them, or texts, where there is room. */
+/** Draws rows of cells, with numbers or texts in them if they fit. */
 function heat(chart, series, width) {
   const all = pointsOf(chart, series);
   const rows = series.map((each) => each.name);

@@ -1,10 +1,10 @@
-// Tables that sort by a click on a heading, and show the rows that are chosen.
+// Tables that sort by a click on a heading and show the selected rows.
 
-const SHORT = 30; // letters of a name that is never broken
+const SHORT = 30; // characters of a name that is never broken
 const sorted = new Map(); // by the table's name: { column, sign }
-const whole = new Set(); // names of tables that show what is not run beside what is
+const whole = new Set(); // names of tables that show missing runs too
 
-/** Fills a table's place on the page, which stays the same element for as long as there is one. */
+/** Fills a table's place on the page; the element stays the same. */
 function showTable(place, table) {
   const order = sorted.get(table.name);
   const numbers = table.columns.map((_, c) => isNumeric(table.rows ?? [], c));
@@ -40,7 +40,7 @@ function showTable(place, table) {
   );
 }
 
-/** Whether the paper's cells that nobody has run yet are shown too. */
+/** Makes the switch that shows the paper's cells that were not run. */
 function notRun(place, table, count) {
   const box = make("input", {
     type: "checkbox",
@@ -55,7 +55,7 @@ function notRun(place, table, count) {
   return make("label", { class: "not-run" }, box, ` Show what is not run (${count})`);
 }
 
-/** A column of numbers has some, or nothing but dashes in the place of some. */
+/** Returns whether a column has numbers, or only dashes in place of numbers. */
 function isNumeric(rows, c) {
   const cells = rows.map((row) => row.cells[c] ?? {});
   const dash = (cell) => ["", "–"].includes(cell.text ?? "");
@@ -76,7 +76,7 @@ function heading(place, table, column, c, numeric, order) {
   return make("th", { scope: "col", "aria-sort": sort, class: numeric ? "number" : null }, button);
 }
 
-/** By one column, what is empty last, and otherwise as the table came. */
+/** Sorts rows by one column, empty cells last; without an order they stay as they are. */
 function inOrder(rows, order) {
   if (!order) return rows;
   const key = (row) => row.cells[order.column]?.value ?? (row.cells[order.column]?.text || null);
@@ -102,7 +102,7 @@ function entry(table, row, cell, c, numeric) {
     parts[0] = make("button", { type: "button", title: cell.note, "data-key": key, click }, text);
   }
   if (cell.mark === "best") parts.push(make("span", { class: "unseen" }, " (best)"));
-  if (cell.mark === "near") parts.push(make("span", { class: "unseen" }, " (not told from the best)"));
+  if (cell.mark === "near") parts.push(make("span", { class: "unseen" }, " (near the best)"));
   const kinds = [cell.mark, numeric ? "number" : text.length <= SHORT && "short"];
   return make("td", { class: kinds.filter(Boolean).join(" ") || null }, ...parts);
 }
