@@ -226,7 +226,8 @@ class LearnerState:
     @contextmanager
     def visit(self, task: TaskId) -> Iterator[None]:
         """Hold a task's weights; on exit every bit is back."""
-        self.guard.settle()
+        if not self.visits:  # inside one, the weights are another task's
+            self.guard.settle()
         before = [(t, t.detach().clone()) for t in self._weights()]
         try:
             self.become(task)

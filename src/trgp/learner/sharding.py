@@ -261,7 +261,7 @@ def refuse_other_ways(model: nn.Module) -> None:
             )
         if not _in_rows(param):
             continue
-        mesh, placements = _mesh(param), getattr(param, "placements", ())
+        mesh, placements = _mesh(param), tuple(getattr(param, "placements", ()))
         if tuple(mesh.shape) != (ranks.world_size(),) or not placements[0].is_shard(0):
             raise TypeError(
                 f"'{name}' is spread over ranks otherwise than by rows over all of them "
