@@ -1,15 +1,21 @@
-"""One rank of several that learn tasks from shards of their samples, and write what they hold.
+"""What a rank of data parallel training does: it learns tasks from a shard of their samples.
 
-Called as `ranks_program.py RANK WORLD PORT FOLDER METHOD WRAP` by test_ranks, once per rank.
+See rank_processes for how it is called.
 """
 
+import copy
+import os
+import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from rank_processes import take_part
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,33 +98,106 @@ def learn(learner: GPM, wrap: str, rank: int, world: int) -> dict[str, Any]:
     return {"then": then, "now": now}
 
 
-def main() -> None:
-    """Run one rank."""
-    rank, world, port, folder, method, wrap = sys.argv[1:]
+def train_all(rank: int, world: int, folder: Path, method: str, wrap: str) -> Any:
+    """Learn all tasks and save what is known."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = Net().double()
-    if int(world) > 1:
-        dist.init_process_group(
-            "gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=int(world)
-        )
-    learner = learner_of(method, model, threshold=1.0)
-    logits = learn(learner, wrap, int(rank), int(world))
-    state = learner.state_dict()
-    learner.save(Path(folder) / "learner.safetensors", include_model=True)
-    torch.save(
-        {
-            "tensors": state["tensors"],
-            "model": model.state_dict(),
-            "ranks": learner.ranks,
-            "selected": learner.selected,
-            **logits,
-        },
-        Path(folder) / f"rank-{rank}.pt",
-    )
-    if int(world) > 1:
-        dist.destroy_process_group()
+    learner = learner_of(method, Net().double(), threshold=1.0)
+    logits = learn(learner, wrap, rank, world)
+    learner.save(folder / "learner.safetensors", include_model=True)
+    return logits | {
+        "tensors": learner.state_dict()["tensors"],
+        "model": learner.model.state_dict(),
+        "ranks": learner.ranks,
+        "selected": learner.selected,
+    }
+
+
+def fail_on_last(rank: int, world: int, folder: Path) -> Any:
+    """One rank's loss fails in begin_task, later in end_task; then both go on."""
+    torch.manual_seed(0)
+    learner = learner_of("TRGP", Net().double(), threshold=1.0)
+    wrapped = DistributedDataParallel(learner.model, find_unused_parameters=True)
+    said = []
+    broken = False
+
+    def loss_fn(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if broken and rank == world - 1:
+            raise ArithmeticError("no loss")
+        return F.cross_entropy(m(batch[0], len(learner.tasks)), batch[1])
+
+    def refused(call: Callable[[], object]) -> None:
+        nonlocal broken
+        state, weights = learner.state_dict(), copy.deepcopy(learner.model.state_dict())
+        broken = True
+        with pytest.raises((RuntimeError, ArithmeticError)) as error:
+            call()
+        broken = False
+        said.append(str(error.value))
+        now = learner.state_dict()
+        assert now["meta"] == state["meta"]
+        weights_now = learner.model.state_dict()
+        assert all(torch.equal(weights_now[key], value) for key, value in weights.items())
+        assert all(torch.equal(now["tensors"][k], v) for k, v in state["tensors"].items())
+
+    for t in range(2):
+        batches = shard(t, rank, world)
+        refused(partial(learner.begin_task, t, batches, loss_fn))
+        learner.begin_task(t, batches, loss_fn)
+        optimizer = torch.optim.SGD([p for p in learner.parameters() if p.requires_grad], lr=0.1)
+        loss_fn(wrapped, batches[0]).backward()
+        optimizer.step()
+        refused(partial(learner.end_task, batches))
+        learner.end_task(batches)
+    return said, learner.ranks
+
+
+def count_samples(rank: int, world: int, folder: Path, limit: str) -> Any:
+    """How many samples of this rank choose the trust region and feed the memory."""
+    torch.manual_seed(0)
+    limits = {"selection_samples": int(limit), "memory_samples": int(limit)}
+    learner = learner_of("TRGP", Net().double(), **limits)
+    seen = []
+
+    def loss_fn(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(len(batch[0]))
+        return F.cross_entropy(m(batch[0], len(learner.tasks)), batch[1])
+
+    found = []
+    for t in range(2):
+        batches = shard(t, rank, world)
+        learner.begin_task(t, batches, loss_fn)
+        found.append(sum(seen))
+        seen.clear()
+        learner.end_task(batches)
+        found.append(sum(seen))
+        seen.clear()
+    return found
+
+
+def die_saving(rank: int, world: int, folder: Path) -> Any:
+    """Save after a task; in the save after the next, rank 0 is killed before the file is moved."""
+    torch.manual_seed(0)
+    learner = learner_of("TRGP", Net().double())
+    path = folder / "learner.safetensors"
+    for t in range(2):
+        batches = shard(t, rank, world)
+
+        def loss_fn(m: nn.Module, batch: tuple[Tensor, Tensor], task: int = t) -> Tensor:
+            return F.cross_entropy(m(batch[0], task), batch[1])
+
+        learner.begin_task(t, batches, loss_fn)
+        learner.end_task(batches)
+        if t:
+            sys.addaudithook(die_renaming)
+        learner.save(path)
+
+
+def die_renaming(event: str, args: object) -> None:
+    """End this process as if the machine did, before a file is renamed."""
+    if event == "os.rename":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    actions = (train_all, fail_on_last, count_samples, die_saving)
+    take_part({action.__name__: action for action in actions})

@@ -1,35 +1,20 @@
 """Data parallel training protects the data of all ranks, and every rank holds the same memory."""
 
-import socket
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks_program
 import torch
 from helpers import assert_close
+from rank_processes import outcomes, start
 
 from trgp import TRGP
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).parent / "ranks_program.py"
-
-
-def run_ranks(folder: Path, world: int, *words: str, program: Path = PROGRAM) -> list[Any]:
-    """What each of the ranks wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(program)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world), port, str(folder), *words])
-        for rank in range(world)
-    ]
-    assert [rank.wait(300) for rank in ranks] == [0] * world
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(world)]
+PROGRAM = "ranks_program.py"
 
 
 def projectors(rank: Any) -> dict[str, torch.Tensor]:
@@ -45,7 +30,7 @@ def projectors(rank: Any) -> dict[str, torch.Tensor]:
 def test_ranks_hold_the_same_and_forget_nothing(
     world: int, method: str, wrap: str, tmp_path: Path
 ) -> None:
-    ranks = run_ranks(tmp_path, world, method, wrap)
+    (ranks,) = outcomes(PROGRAM, tmp_path, world, f"train_all:{method}:{wrap}")
     first = ranks[0]
     for rank in ranks[1:]:
         assert rank["selected"] == first["selected"]
@@ -59,23 +44,41 @@ def test_ranks_hold_the_same_and_forget_nothing(
         assert any(trusted for chosen in first["selected"].values() for trusted in chosen.values())
 
 
-@pytest.mark.parametrize("method", ["GPM", "TRGP"])
-def test_the_memory_is_that_of_one_process_with_all_data(method: str, tmp_path: Path) -> None:
-    (alone,) = run_ranks(tmp_path / "one", 1, method, "untrained")
-    many = run_ranks(tmp_path / "three", 3, method, "untrained")
-    assert many[0]["ranks"] == alone["ranks"]
-    assert many[0]["selected"] == alone["selected"]
-    for key, projector in projectors(many[2]).items():
-        assert_close(projector, projectors(alone)[key], 1e-9)
+def test_the_memory_is_that_of_one_process_with_all_data(tmp_path: Path) -> None:
+    actions = [f"train_all:{method}:untrained" for method in ("GPM", "TRGP")]
+    alone = outcomes(PROGRAM, tmp_path / "one", 1, *actions)
+    many = outcomes(PROGRAM, tmp_path / "three", 3, *actions)
+    for (one,), ranks in zip(alone, many, strict=True):
+        assert ranks[0]["ranks"] == one["ranks"]
+        assert ranks[0]["selected"] == one["selected"]
+        for key, projector in projectors(ranks[2]).items():
+            assert_close(projector, projectors(one)[key], 1e-9)
 
 
 def test_a_file_of_two_ranks_is_loaded_by_one(tmp_path: Path) -> None:
-    sys.path.insert(0, str(PROGRAM.parent))
-    import ranks_program
-
-    first, _ = run_ranks(tmp_path, 2, "TRGP", "once")
+    ((first, _),) = outcomes(PROGRAM, tmp_path, 2, "train_all:TRGP:once")
     model = ranks_program.Net().double()
     learner = TRGP.load(tmp_path / "learner.safetensors", model)
     for task, logits in first["now"].items():
         with learner.task(int(task)), torch.no_grad():
             assert_close(model.eval()(ranks_program.samples(int(task))[0], int(task)), logits)
+
+
+def test_an_error_on_one_rank_is_one_on_all_and_changes_nothing(tmp_path: Path) -> None:
+    """Samples are shared out in equal parts, rounded up."""
+    failing, counted = outcomes(PROGRAM, tmp_path, 2, "fail_on_last", "count_samples:7")
+    (said, ranks), (own, ranks_of_last) = failing
+    assert own == ["no loss"] * 4
+    assert all("Another rank failed in this call" in each for each in said)
+    assert len(said) == 4
+    assert ranks == ranks_of_last
+    assert counted == [[5, 4, 4, 4]] * 2  # begin_task of a first task reads one batch
+
+
+def test_a_rank_killed_in_save_leaves_the_old_file(tmp_path: Path) -> None:
+    first, second = start(PROGRAM, tmp_path, 2, "die_saving")
+    for rank in (first, second):
+        rank.communicate(timeout=300)
+    assert first.returncode == -signal.SIGKILL
+    learner = TRGP.load(tmp_path / "learner.safetensors", ranks_program.Net().double())
+    assert learner.tasks == [0]

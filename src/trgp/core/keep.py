@@ -23,6 +23,7 @@ from torch import Tensor
 from .precision import full_precision
 
 Form = Literal["paper", "range"]
+SumRows = Callable[[Tensor], Tensor]  # a sum over rows, from the sum over a process's own
 
 
 class Block(NamedTuple):
@@ -45,7 +46,7 @@ class Region(NamedTuple):
     C: Tensor  # (g, o, m), the shared weight's coordinates W M
     blocks: tuple[Block, ...] = ()
     places: Tensor | None = None  # (g, m): each column's place in the memory, -1 for zeros
-    sum_rows: Callable[[Tensor], Tensor] | None = None  # over processes that hold rows of W each
+    sum_rows: SumRows | None = None  # where processes hold rows of W, C and L each
 
     @property
     def start(self) -> int:
@@ -88,10 +89,15 @@ def with_coordinates(W: Tensor, M: Tensor, K: Tensor) -> Tensor:
 
 def _through(T: Tensor, region: Region, factors: list[Tensor]) -> Tensor:
     """F F' T at the columns of every block, F its factor; zero at all others."""
+    inner = [
+        F.mT @ T[:, :, block.first : block.last]
+        for block, F in zip(region.blocks, factors, strict=True)
+    ]
+    if inner and region.sum_rows is not None:  # all blocks in one message
+        flat = region.sum_rows(torch.cat([each.flatten() for each in inner]))
+        parts = flat.split([each.numel() for each in inner])
+        inner = [part.view_as(each) for part, each in zip(parts, inner, strict=True)]
     out = torch.zeros_like(T)
-    for block, F in zip(region.blocks, factors, strict=True):
-        inner = F.mT @ T[:, :, block.first : block.last]
-        if region.sum_rows is not None:
-            inner = region.sum_rows(inner)
-        out[:, :, block.first : block.last] = F @ inner
+    for block, F, each in zip(region.blocks, factors, inner, strict=True):
+        out[:, :, block.first : block.last] = F @ each
     return out

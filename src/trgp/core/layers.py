@@ -5,12 +5,22 @@ A convolution's kernel is flattened to n = C*k*k, and a bias is one more input t
 that weight and bias are protected together. How each kind of module becomes that is in layer_kinds.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's rows of a tensor that is spread over several; any other as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        rows: Tensor = tensor.to_local()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -33,10 +43,18 @@ class Layout:
     transposed: bool = False  # (n, o) in place of (o, n)
     stacked: bool = False  # the first dimension counts the groups: (g, o, n)
 
+    def shape(self, size: Sequence[int]) -> tuple[int, int, int]:
+        """(g, o, n) of a parameter of this size."""
+        if not (self.transposed or self.stacked):
+            rows, *kernel = size
+            return self.groups, rows // self.groups, math.prod(kernel)
+        groups, first, last = size if self.stacked else (1, *size)
+        return (groups, last, first) if self.transposed else (groups, first, last)
+
     def matrices(self, tensor: Tensor) -> Tensor:
         """A parameter, or its gradient, as (g, o, n): a view of a contiguous one."""
         if not (self.transposed or self.stacked):
-            return tensor.reshape(self.groups, tensor.shape[0] // self.groups, -1)
+            return tensor.reshape(self.shape(tensor.shape))  # of no row, too
         matrices = tensor if self.stacked else tensor.unsqueeze(0)
         return matrices.mT if self.transposed else matrices
 
@@ -78,8 +96,8 @@ class Layer:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(g, o, n), the biases counted as inputs."""
-        groups, out, n = self.layout.matrices(self.weight.param.detach()).shape
+        """(g, o, n) over all processes, the biases counted as inputs."""
+        groups, out, n = self.layout.shape(self.weight.param.shape)
         return groups, out, n + len(self.biases)
 
     @property
@@ -95,7 +113,7 @@ class Layer:
         """[weight, *biases] as one (g, o, n) matrix, through which a gradient finds its way."""
         weight, *biases = tensors
         parts = [self.layout.matrices(weight)]
-        parts += [bias.reshape(self.groups, -1, 1) for bias in biases]
+        parts += [self.by_group(bias) for bias in biases]
         parts = [part.to(self.dtype) for part in parts]
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
@@ -110,15 +128,25 @@ class Layer:
         """[weight, *biases], or their gradients, as one (g, o, n) matrix."""
         return self.joined([t.detach() for t in tensors])
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The values of `params`, of which this process may hold some rows only."""
+        return [local(param) for param in self.params]
+
+    def by_group(self, bias: Tensor) -> Tensor:
+        """A bias (g * o) as a column (g, o, 1) per group; o may be zero."""
+        return bias.reshape(self.groups, len(bias) // self.groups, 1)
+
     def matrix(self) -> Tensor:
-        """W, a view of the parameter where that is possible."""
-        return self.pack(self.params)
+        """W, the rows that this process holds; a view of the parameter where that is possible."""
+        return self.pack(self.weights)
 
     @torch.no_grad()
     def assign(self, W: Tensor) -> None:
         """Write W (g, o, n) back into the parameters."""
-        for param, part in zip(self.params, self.apart(W, self.params), strict=True):
-            param.copy_(part)
+        weights = self.weights
+        for weight, part in zip(weights, self.apart(W, weights), strict=True):
+            weight.copy_(part)
 
     def columns(self, site: Site, x: Tensor) -> Tensor:
         """The layer's inputs at a site as (g, N, n), with a 1 for the bias that is added there."""

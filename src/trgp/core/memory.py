@@ -12,12 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import TaskId
-from .decompositions import eigh, qr, svd
-from .keep import Block, Region
+from .decompositions import qr, svd
+from .keep import Block, Region, SumRows
 from .precision import doubled, full_precision
 from .subspace import Extension, columns_of, put_columns
 
 MOST_BLOCKS = 7  # beyond, all blocks share one reach: a set of tasks each would cost too many bases
+
+
+def range_of(C: Tensor) -> Tensor:
+    """Return an orthonormal basis L of the range of C (g, o, k), to the precision of C."""
+    U, values, _ = svd(doubled(C))
+    zero = max(C.shape[1:]) * torch.finfo(C.dtype).eps * values[:, :1]
+    count = int((values > zero).sum(1).max())
+    return (U * (values > zero)[:, None, :])[:, :, :count].to(C)
 
 
 @dataclass
@@ -81,9 +89,14 @@ class Memory:
     def region(
         self,
         trusted: Sequence[TaskId],
-        sum_rows: Callable[[Tensor], Tensor] | None = None,
+        range_of: Callable[[Tensor], Tensor] = range_of,
+        sum_rows: SumRows | None = None,
     ) -> Region:
-        """Return the region of a new task that trusts these tasks."""
+        """Return the region of a new task that trusts these tasks.
+
+        Where processes hold rows of C each, they bring a way to sum over rows, and a range_of that
+        does so.
+        """
         if not trusted:
             return Region(self.M, self.C)
         held = self.widened(trusted)  # (k, g, m)
@@ -96,11 +109,11 @@ class Memory:
         coordinates = [columns_of(self.C, self.masks[j]) for j in trusted]
         reaches: dict[int, Tensor] = {}
         if len(codes) > MOST_BLOCKS:
-            reaches = dict.fromkeys(codes, range_of(torch.cat(coordinates, dim=2), sum_rows))
+            reaches = dict.fromkeys(codes, range_of(torch.cat(coordinates, dim=2)))
         blocks, first = [], places[0].shape[1]
         for code, place in zip(codes, places[1:], strict=True):
             gain = torch.cat([c for i, c in enumerate(coordinates) if code >> i & 1], dim=2)
-            reach = reaches[code] if reaches else range_of(gain, sum_rows)
+            reach = reaches[code] if reaches else range_of(gain)
             blocks.append(Block(first, first + place.shape[1], gain, reach))
             first = blocks[-1].last
         return Region(M, C, tuple(blocks), order, sum_rows)
@@ -109,26 +122,6 @@ class Memory:
     def nbytes(self) -> int:
         """Bytes of all that is held."""
         return sum(t.nbytes for t in (self.M, self.C, *self.masks.values()))
-
-
-def range_of(C: Tensor, sum_rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return an orthonormal basis L of the range of C (g, o, k), to the precision of C.
-
-    Where processes hold rows of C each, the basis comes from the sum of their C'C, and so do the
-    rows of L.
-    """
-    C64 = doubled(C)
-    if sum_rows is None:
-        U, values, _ = svd(C64)
-    else:
-        squares, vectors = eigh(sum_rows(C64.mT @ C64))
-        values, vectors = squares.flip(1).clamp_min(0).sqrt(), vectors.flip(2)
-        U = (C64 @ vectors) / values.clamp_min(torch.finfo(C64.dtype).tiny).unsqueeze(1)
-    width = max(C.shape[1:]) if sum_rows is None else C.shape[2]  # rows may be uneven
-    least = 0.0 if sum_rows is None else 1e-7  # squares resolve no more
-    zero = max(width * torch.finfo(C.dtype).eps, least) * values[:, :1]
-    count = int((values > zero).sum(1).max())
-    return (U * (values > zero)[:, None, :])[:, :, :count].to(C)
 
 
 def in_memory_order(D: Tensor, region: Region, width: int) -> Tensor:
@@ -179,13 +172,18 @@ class Change:
 
     @classmethod
     @full_precision
-    def of_coordinates(cls, trusted: list[TaskId], D: Tensor, memory: Memory) -> "Change":
-        """Hold D = K - C (g, o, m), whatever made it."""
+    def of_coordinates(
+        cls, trusted: list[TaskId], D: Tensor, memory: Memory, *, apart: bool = True
+    ) -> "Change":
+        """Hold D = K - C (g, o, m), whatever made it.
+
+        apart: whether parts may be taken, which need all rows of C.
+        """
         change = cls(trusted, [])
         change.shift = columns_of(D, change.union(memory)).contiguous()
         parts = []
         # In float64 another machine's QR could be off by more than the weights' own rounding.
-        apart = len(D) == 1 and D.dtype == torch.float32
+        apart = apart and len(D) == 1 and D.dtype == torch.float32
         for columns, C in change._sets(memory) if apart else []:
             L = _canonical(C)
             if L is None:

@@ -13,6 +13,7 @@ from . import ranks
 from .loader_batches import first_samples, samples_in
 from .model_snapshot import undisturbed
 from .progress import watched
+from .sharding import Whole
 
 Metric = Callable[[nn.Module, Any, TaskId], float | Tensor]
 """Called as metric(model, batch, task); returns the mean score of the batch's samples."""
@@ -74,18 +75,23 @@ class Scores:
 
 
 def mean_score(
-    model: nn.Module, loader: Iterable[Any], metric: Metric, task: TaskId, device: torch.device
+    model: nn.Module,
+    loader: Iterable[Any],
+    metric: Metric,
+    task: TaskId,
+    device: torch.device,
+    spread: Whole,
 ) -> float:
     """The metric's mean over all samples of the loader and of all ranks, in eval mode."""
     total, samples = torch.zeros((), dtype=torch.float64), 0
     batches = first_samples(loader, None)
     with (
-        ranks.agreed(device),
+        spread.agreed(device),
         undisturbed(model, loader),
         torch.no_grad(),
         watched(batches, f"evaluate task {task!r}: batches read", loader) as seen,
     ):
-        for batch in seen:
+        for batch in spread.in_step(seen, device):
             size = samples_in(batch)
             total = total + size * _number(metric(model, batch, task))
             samples += size

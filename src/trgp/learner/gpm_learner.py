@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from ..core.capture import Gram
 from ..core.keep import Form
-from ..core.memory import Change, Memory, in_memory_order, scalings_of
-from ..core.plan import unmatched
+from ..core.layers import local
+from ..core.memory import in_memory_order, scalings_of
 from ..core.subspace import Extension, extend
 from ..options import (
     Option,
@@ -27,8 +28,8 @@ from ..options import (
     value_of,
 )
 from ..types import Norm, PathLike, TaskId, matches
-from . import learner_file, model_checks, ranks
-from .layer_gradients import LossFn, layer_gradients, require_called, require_finite
+from . import learner_file, model_checks, notices, ranks, sharding
+from .layer_gradients import LossFn, require_called
 from .layer_guard import LayerGuard
 from .layer_inputs import layer_inputs, passes
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
@@ -93,7 +94,8 @@ class GPM:
         self.per_task = check_patterns("per_task", per_task)
         self.norm = check_norm(norm)
         self._state = LearnerState(model, self.exclude, self.per_task, norm)
-        self._notice()
+        state = self._state
+        notices.of_plan(state.bare, state.plan, [*self.exclude, *self.per_task])
 
     @property
     def model(self) -> nn.Module:
@@ -112,32 +114,17 @@ class GPM:
         """
         state = self._state
         with state.alone("begin_task"):
-            task = model_checks.task_id(task)
-            if not callable(loss_fn):
-                raise TypeError("loss_fn must be a function of (model, batch).")
-            opened = state.known.open
-            if opened is not None and opened.loss_fn is None and opened.task == task:
-                state.require_home("begin_task")
-                state.known = replace(state.known, open=replace(opened, loss_fn=loss_fn))
-                return
-            state.require_idle("begin_task")
-            if task in state.known.tasks:
-                raise ValueError(
-                    f"Task {task!r} has been learnt already; for more data of it begin a task with "
-                    "a new id and the same head, and use that id from then on."
-                )
-            state.meet()
-            self._check_data_parallel()
-            self._notice_resized()
+            with ranks.agreed(self._device):
+                task = model_checks.task_id(task)
+                if not callable(loss_fn):
+                    raise TypeError("loss_fn must be a function of (model, batch).")
+                opened = state.known.open
+                if opened is not None and opened.loss_fn is None and opened.task == task:
+                    state.require_home("begin_task")
+                    state.known = replace(state.known, open=replace(opened, loss_fn=loss_fn))
+                    return
+                thresholds = self._prepared(task)
             plan = state.plan
-            model_checks.trainable(
-                state.bare, plan, self.exclude, self.norm, first=not state.known.tasks
-            )
-            thresholds = {
-                name: value_of("threshold", self.threshold, name, task, zero=False)
-                for name in plan.layers
-            }
-            state.require_active()
             try:
                 state.begin_change(loader)
                 state.hold({name: memory.C for name, memory in state.known.memory.items()})
@@ -152,7 +139,7 @@ class GPM:
                     model_checks.loose_buffers(state.bare, plan, self.exclude),
                     self._guarded(task, selected),
                 )
-                self._notice_heads(opened)
+                notices.of_heads(state, opened)
                 state.known = replace(state.known, open=opened, undo=None)
             except BaseException:
                 state.settle()
@@ -167,6 +154,7 @@ class GPM:
         """
         state = self._state
         state.require_alive()
+        state.reshard()
         inner = [each for optimizer in optimizers for each in unwrapped(optimizer)]
         refuse_optimizers(inner, [*state.guard.attached], self._to_train())
         state.guard.attached.update(inner)
@@ -181,24 +169,26 @@ class GPM:
         """
         state = self._state
         with state.alone("end_task"):
-            opened = state.require_open("end_task")
-            if opened.loss_fn is None:
-                raise RuntimeError(
-                    f"Task {opened.task!r} was open when this learner was saved; call "
-                    "begin_task with the same id, loader and loss_fn to go on with it."
-                )
-            state.meet()
+            with ranks.agreed(self._device):
+                opened = state.require_open("end_task")
+                if opened.loss_fn is None:
+                    raise RuntimeError(
+                        f"Task {opened.task!r} was open when this learner was saved; call "
+                        "begin_task with the same id, loader and loss_fn to go on with it."
+                    )
+                state.meet()
             try:
                 state.begin_change(loader)
                 state.guard.settle()
-                model_checks.trained(state.plan.layers, opened.guarded.layers)
-                self._notice_buffers(opened.buffers)
-                self._notice_untrained(opened)
+                with ranks.agreed(self._device):
+                    model_checks.trained(state.plan.layers, opened.guarded.layers)
+                notices.of_buffers(state.bare, opened.buffers)
+                notices.of_untrained(state, opened, self._to_train())
                 extensions = self._extensions(opened, loader)
                 learnt = self._learnt(opened, extensions)
                 if not state.known.tasks:
                     learnt = replace(learnt, frozen=state.freeze())
-                self._notice_full(learnt)
+                notices.of_full(state.known, learnt)
                 state.known = learnt
             except BaseException:
                 state.settle()
@@ -218,7 +208,8 @@ class GPM:
                 state.begin_change(None)
                 given_up = replace(state.known, open=None, undo=None)
                 if given_up.active is not None:
-                    model_checks.finite(state.plan.layers)
+                    with state.spread.together(self._device):
+                        model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
                 state.known = given_up
@@ -263,7 +254,7 @@ class GPM:
                 with self.task(task):
                     scores.append(
                         evaluation.mean_score(
-                            self._called, loaders[task], metric, task, self._device
+                            self._called, loaders[task], metric, task, self._device, state.spread
                         )
                     )
             tasks = dict(state.known.tasks)
@@ -290,6 +281,7 @@ class GPM:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Everything to train now."""
         self._state.require_alive()
+        self._state.reshard()
         return (p for p in self.model.parameters() if p.requires_grad)
 
     def param_groups(self, *, lr: float, scale_lr: float | None = None) -> list[dict[str, Any]]:
@@ -328,12 +320,13 @@ class GPM:
         record = known.tasks.get(task)
         if record is None:
             raise ValueError(f"Task {task!r} is being learnt; call end_task first.")
-        return {
-            name: scalings_of(
-                change.coordinates(known.memory[name]), known.memory[name], change.trusted
-            )
-            for name, change in record.changes.items()
-        }
+        found = {}
+        for name, change in record.changes.items():
+            memory, weight = known.memory[name], state.plan.layers[name].weight.param
+            D = sharding.whole(change.coordinates(memory), weight, 1)
+            memory = replace(memory, C=sharding.whole(memory.C, weight, 1))
+            found[name] = scalings_of(D, memory, change.trusted)
+        return found
 
     @property
     def ranks(self) -> dict[str, tuple[int, int]]:
@@ -355,7 +348,7 @@ class GPM:
 
     def summary(self) -> str:
         """Rank used per layer, and the bytes held per task against one copy of the model."""
-        model_bytes = sum(p.nbytes for p in self.model.parameters())
+        model_bytes = sum(local(p).nbytes for p in self.model.parameters())
         method = type(self).__name__
         return summary(method, self.ranks, self.memory_bytes, self.task_bytes, model_bytes)
 
@@ -375,15 +368,17 @@ class GPM:
     def save(self, path: PathLike, *, include_model: bool = False) -> None:
         """Write all that is known, also of an open task; the model's weights only if asked to.
 
-        In a process group rank 0 writes, and the others may call it or not.
+        In a process group rank 0 writes. Under fully_shard every rank must call this, since each
+        holds a part of what is written; otherwise the others may call it or not.
         """
         state = self._state
         with state.alone("save"):
-            state.require_home("save")
-            state.meet()
-            state.require_active()
+            with state.spread.together(self._device):
+                state.require_home("save")
+                state.meet()
+                state.require_active()
             state.guard.settle()
-            if ranks.rank() == 0:
+            with state.spread.together(self._device):
                 learner_file.save(self, path, include_model=include_model)
 
     @classmethod
@@ -438,12 +433,38 @@ class GPM:
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._state.known.memory.values())).M.device
+        return next(iter(self._state.plan.layers.values())).weight.param.device
 
     def _to_train(self) -> dict[str, nn.Parameter]:
         """What must be trained: trainable, and not left to the user."""
         named = self._state.bare.named_parameters()
         return {n: p for n, p in named if p.requires_grad and not matches(n, self.exclude)}
+
+    def _prepared(self, task: TaskId) -> dict[str, float]:
+        """Refuse a task that cannot begin now; its threshold for every layer."""
+        state = self._state
+        state.require_idle("begin_task")
+        if task in state.known.tasks:
+            raise ValueError(
+                f"Task {task!r} has been learnt already; for more data of it begin a task with a "
+                "new id and the same head, and use that id from then on."
+            )
+        state.meet()
+        self._take_resized()
+        first = not state.known.tasks
+        model_checks.trainable(state.bare, state.plan, self.exclude, self.norm, first=first)
+        state.require_active()
+        return {
+            name: value_of("threshold", self.threshold, name, task, zero=False)
+            for name in state.plan.layers
+        }
+
+    def _take_resized(self) -> None:
+        """Take frozen parameters that were given another shape for what is frozen."""
+        state = self._state
+        resized = model_checks.resized(state.bare, state.known.frozen)
+        notices.of_resized(state.known.frozen, resized)
+        state.known = replace(state.known, frozen=state.known.frozen | resized)
 
     def _select(
         self, task: TaskId, loader: Iterable[Any], loss_fn: LossFn
@@ -452,8 +473,7 @@ class GPM:
 
         Returns the trusted tasks per layer, and which excluded parameters the task needs.
         """
-        batch = next(first_samples(loader, None))
-        _, used = self._gradients([batch], loss_fn)
+        _, used = self._gradients(islice(first_samples(loader, None), 1), loss_fn)
         return {name: [] for name in self._state.plan.layers}, used
 
     def _gradients(
@@ -461,21 +481,17 @@ class GPM:
     ) -> tuple[dict[str, Tensor], list[str]]:
         """The gradient of every layer over the batches of all ranks."""
         state = self._state
-        with ranks.agreed(self._device):
-            gradients, used = layer_gradients(
-                self._called, state.plan.layers, batches, loss_fn, state.excluded()
-            )
-        for G in gradients.values():
-            ranks.summed(G)
-        require_finite(gradients)
-        return gradients, ranks.from_first(lambda: used, self._device)
+        return state.spread.gradients(
+            self._called, state.plan.layers, batches, loss_fn, state.excluded(), self._device
+        )
 
     def _guarded(self, task: TaskId, selected: Mapping[str, Sequence[TaskId]]) -> GuardedTask:
         """Guard every layer that has something to lose."""
         known, layers = self._state.known, self._state.plan.layers
+        region = self._state.spread.region
         form, scale_rate = self._form
         guards = {
-            name: LayerGuard(layers[name], memory, memory.region(selected[name]))
+            name: LayerGuard(layers[name], memory, region(memory, selected[name]))
             for name, memory in known.memory.items()
             if memory.M.shape[2]
         }
@@ -496,11 +512,12 @@ class GPM:
         for part in passes(layers.values()):
             batches = first_samples(loader, ranks.share_of(self.memory_samples))
             with (
-                ranks.agreed(device),
+                state.spread.agreed(device),
                 undisturbed(state.model, loader),
                 watched(batches, "end_task: batches read", whole) as seen,
             ):
-                capture = layer_inputs(self._called, part, seen, loss_fn)
+                together = state.spread.in_step(seen, device)
+                capture = layer_inputs(self._called, part, together, loss_fn)
             for gram in capture.grams.values():
                 gram.reduce(ranks.summed, ranks.largest)
             capture.finite()
@@ -544,112 +561,15 @@ class GPM:
             if guard.region.blocks:
                 old = known.memory[name]
                 D = in_memory_order(guard.K - guard.region.C, guard.region, old.M.shape[2])
-                changes[name] = Change.of_coordinates(opened.selected[name], D, old)
-        copies = {n: slot.param.detach().clone() for n, slot in state.plan.per_task.items()}
+                changes[name] = state.spread.change(opened.selected[name], D, old)
+        per_task = state.plan.per_task.items()
+        copies = {name: local(slot.param).detach().clone() for name, slot in per_task}
         record = TaskRecord(opened.selected, changes, copies, opened.used)
         memory = {
             name: known.memory[name].grown(extensions[name], layer.matrix(), opened.task)
             for name, layer in state.plan.layers.items()
         }
-        if ranks.world_size() > 1:
-            shared = ranks.tensors_from_first(
-                lambda: {name: each.C for name, each in memory.items()}, self._device
-            )
-            memory = {name: replace(each, C=shared[name]) for name, each in memory.items()}
+        C = state.spread.same({name: each.C for name, each in memory.items()}, self._device)
+        memory = {name: replace(each, C=C[name]) for name, each in memory.items()}
         tasks = known.tasks | {opened.task: record}
         return Known(memory, tasks, opened.task, None, known.frozen)
-
-    # ---- what is told -----------------------------------------------------------------------
-
-    def _check_data_parallel(self) -> None:
-        model_checks.whole_parameters(self._state.bare)
-
-    def _notice(self) -> None:
-        state = self._state
-        idle = unmatched(state.bare, [*self.exclude, *self.per_task])
-        if idle:
-            log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
-        if state.plan.others:
-            frozen = sum(slot.param.numel() for slot in state.plan.others.values())
-            share = frozen / sum(p.numel() for p in state.bare.parameters())
-            log.warning(
-                "Trained with the first task, then frozen, %.0f%% of all parameters: %s (exclude "
-                "them or make them per_task to go on training them).",
-                100 * share,
-                ", ".join(state.plan.others),
-            )
-
-    def _notice_resized(self) -> None:
-        """Tell of frozen parameters that were given another shape; from then on that is theirs."""
-        state = self._state
-        resized = model_checks.resized(state.bare, state.known.frozen)
-        for name, param in resized.items():
-            log.warning(
-                "'%s' was frozen after the first task with shape %s and has shape %s now; nothing "
-                "trains it: give what is new its values by hand, or make a learner with "
-                "exclude=['%s'], whose tasks all train it.",
-                name,
-                tuple(state.known.frozen[name].shape),
-                tuple(param.shape),
-                name,
-            )
-        state.known = replace(state.known, frozen=state.known.frozen | resized)
-
-    def _notice_full(self, learnt: Known) -> None:
-        """Tell of layers whose memory this task has filled."""
-        before = self._state.known.memory
-        full = [
-            name
-            for name, memory in learnt.memory.items()
-            if _is_full(memory) and not _is_full(before[name])
-        ]
-        if full:
-            log.warning(
-                "The memory of %s is full after task %r: later tasks find no direction of their "
-                "own there. A learner with a lower threshold or with max_rank leaves them some.",
-                ", ".join(map(repr, full)),
-                learnt.active,
-            )
-
-    def _notice_buffers(self, before: Mapping[str, Tensor]) -> None:
-        now = dict(self._state.bare.named_buffers())
-        moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
-        if moved:
-            log.warning(
-                "Training changes buffers that old tasks need as they were: %s (make them per_task "
-                "to keep them).",
-                ", ".join(moved),
-            )
-
-    def _notice_heads(self, opened: OpenTask) -> None:
-        """Tell of excluded parameters that the task needs and no attached optimizer holds."""
-        optimizers = [*self._state.guard.attached]
-        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        excluded = self._state.excluded()
-        missing = [name for name in opened.used if id(excluded[name]) not in held]
-        if optimizers and missing:
-            log.warning(
-                "No attached optimizer holds %s, which task %r trains; add it with "
-                "optimizer.add_param_group(...).",
-                ", ".join(map(repr, missing[:3])),
-                opened.task,
-            )
-
-    def _notice_untrained(self, opened: OpenTask) -> None:
-        """Tell of parameters that the task needs and no optimizer that stepped holds."""
-        met = [*opened.guarded.met]
-        if not met or self._state.guard.attached:
-            return
-        held = {id(p) for o in met for group in o.param_groups for p in group["params"]}
-        missing = [name for name, p in self._to_train().items() if id(p) not in held]
-        if missing:
-            log.warning(
-                "No optimizer that stepped in task %r holds %s (%d parameters in all).",
-                opened.task,
-                ", ".join(map(repr, missing[:3])),
-                len(missing),
-            )
-
-
-def _is_full(memory: Memory) -> bool:
-    return bool((memory.ranks == memory.M.shape[1]).all())

@@ -20,6 +20,7 @@ from .loader_batches import first_samples
 from .model_snapshot import undisturbed
 from .parameter_fates import Fate, parts
 from .progress import watched
+from .sharding import require_whole
 
 THRESHOLDS = (0.9, 0.95, 0.99, 1.0)
 
@@ -47,7 +48,7 @@ def inspect(
     if (loader is None) != (loss_fn is None):
         raise TypeError("inspect needs a loader and a loss_fn to tell ranks; give both or neither.")
     model = bare(model)
-    model_checks.whole_parameters(model)
+    require_whole(model)
     plan = sorted_parts(model, exclude, per_task, check_norm(norm))
     ranks: dict[str, Ranks] = {}
     if loader is not None and loss_fn is not None and plan.layers:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ..core.capture import check_finite_input, observing
+from ..core.capture import check_finite_input, check_input, observing
 from ..core.layers import Layer, Site
 from .loader_batches import samples_in, tensors_in
 
@@ -65,6 +66,33 @@ def layer_gradients(
             # Batches may differ in size: the mean over all samples weighs each by its own.
             sums[name] += samples_in(batch) * layer.pack([gradients[p] for p in layer.params])
     return sums, sorted(used)
+
+
+def backward(
+    model: nn.Module, layers: Mapping[str, Layer], batches: Iterable[Any], loss_fn: LossFn
+) -> None:
+    """Leave dL/dW over all batches, up to a factor, in `.grad`, for models that need backward.
+
+    A layer used without its own call is refused here as well, but no NaN: that is in the gradient,
+    and an error on one rank alone would leave the others waiting.
+    """
+    called: set[str] = set()
+
+    def see(layer: Layer, site: Site, x: Tensor) -> None:
+        called.add(layer.name)
+        check_input(layer, x)
+
+    for p in model.parameters():
+        p.grad = None
+    for batch in batches:
+        with (
+            torch.enable_grad(),
+            observing(layers.values(), see),
+            _refusing_other_uses(model, layers.values()),
+        ):
+            loss = _check_loss(loss_fn(model, batch))
+        require_called(called)
+        (samples_in(batch) * loss).backward()
 
 
 def require_called(called: Collection[str]) -> None:
@@ -153,11 +181,73 @@ def _refuse_other_ways(
     around = {p for p, part in zip(trained, reached, strict=True) if part is not None}
     for name, layer in layers.items():
         if not around.isdisjoint(layer.params):
-            raise TypeError(
-                f"The weight of layer '{name}' is used without calling the layer, where its inputs "
-                f"cannot be seen; call the layer itself, or add '{name}' to exclude=[...] or "
-                "per_task=[...]."
-            )
+            raise TypeError(_other_way(name))
+
+
+def _other_way(name: str) -> str:
+    return (
+        f"The weight of layer '{name}' is used without calling the layer, where its inputs cannot "
+        f"be seen; call the layer itself, or add '{name}' to exclude=[...] or per_task=[...]."
+    )
+
+
+@contextmanager
+def _refusing_other_uses(model: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
+    """While the model runs, refuse a layer's weight in any operation outside the layer's own call.
+
+    For parameters that no alias can stand in for, as those that a pass joins from several ranks.
+    """
+    uses = _Uses(layers)
+    modules = {site.module for layer in uses.layers for site in layer.sites}
+    handles = [model.register_forward_pre_hook(uses.start)]
+    handles += [model.register_forward_hook(uses.stop, always_call=True)]
+    handles += [m.register_forward_pre_hook(uses.enter) for m in modules]
+    handles += [m.register_forward_hook(uses.leave, always_call=True) for m in modules]
+    try:
+        with uses:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer in uses.layers:
+        if layer.name in uses.found:
+            raise TypeError(_other_way(layer.name))
+
+
+class _Uses(TorchFunctionMode):
+    """Sees every operation with a layer's parameter that autograd follows."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        super().__init__()
+        self.layers = list(layers)
+        self.found: set[str] = set()
+        self._running = False  # the model; a penalty in loss_fn is no part of it
+        self._called: list[nn.Module] = []  # layers whose call has not ended
+
+    def start(self, module: nn.Module, args: Any) -> None:
+        self._running = True
+
+    def stop(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running = False
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        self._called.append(module)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._called.remove(module)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        if self._running and any(t.requires_grad for t in tensors_in([output])):
+            params = [t for t in tensors_in([args, kwargs]) if isinstance(t, nn.Parameter)]
+            for layer in self.layers if params else ():
+                if not any(site.module in self._called for site in layer.sites) and any(
+                    own is p for own in layer.params for p in params
+                ):
+                    self.found.add(layer.name)
+        return output
 
 
 def _check_loss(loss: Any) -> Tensor:

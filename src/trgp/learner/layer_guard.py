@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.keep import Form, Region, reached, shown
-from ..core.layers import Layer
+from ..core.layers import Layer, local
 from ..core.memory import Memory
 from ..core.precision import doubled
 from ..core.subspace import complement
@@ -44,7 +44,7 @@ class LayerGuard:
         self.steps = 0
         self._before: list[Tensor] | None = None
         self._decayed: Tensor | None = None  # in a step whose optimizer decays apart from gradients
-        self._shown: list[tuple[ReferenceType[Tensor], int]] = []
+        self._shown: list[tuple[ReferenceType[Tensor], int, int]] = []
         self._written: list[tuple[int, int]] = []
         self.remember_writes()
 
@@ -70,10 +70,10 @@ class LayerGuard:
         A decay that the optimizer will add to the gradient is corrected here: the shared weight
         decays outside span(M), and K - C inside.
         """
-        params = [p for p in self.params if p.grad is not None]
-        grads = [p.grad for p in params if p.grad is not None]
-        if len(grads) < len(self.params) or self._was_shown(grads):
+        given = [p.grad for p in self.params if p.grad is not None]
+        if len(given) < len(self.params) or self._was_shown(given):
             return
+        grads = [local(g) for g in given]
         if self.N is not None:
             free = self._inner(grads, self.N)
             for g in grads:
@@ -87,12 +87,13 @@ class LayerGuard:
                 X += decay.rate * ((self.K - self.region.C) * factor - self._decaying(decay))
                 self._add_to_biases(grads[1:], decay, -decay.rate)
             self._add(grads, X, self.region.M, 1)
-        self._shown = [(ref(g), g._version) for g in grads]
+        # A gradient in rows counts writes to the whole apart from writes to its rows.
+        self._shown = [(ref(g), g._version, local(g)._version) for g in given]
 
     def _was_shown(self, grads: Sequence[Tensor]) -> bool:
         return len(self._shown) == len(grads) and all(
-            seen() is g and version == g._version
-            for g, (seen, version) in zip(grads, self._shown, strict=True)
+            seen() is g and whole == g._version and rows == local(g)._version
+            for g, (seen, whole, rows) in zip(grads, self._shown, strict=True)
         )
 
     def remember(self, decay: Decay | None = None) -> None:
@@ -103,66 +104,76 @@ class LayerGuard:
         # Half precision rounds what it stores: K would follow the rounding of whole weights.
         half = self.region.blocks and self.layer.weight.param.dtype != self.layer.dtype
         wanted = on_complement or half
-        self._before = [p.detach().clone() for p in self.params] if wanted else None
+        self._before = [w.detach().clone() for w in self.layer.weights] if wanted else None
 
     def forget_momentum(self, buffers: Sequence[Tensor]) -> None:
         """Take an earlier task's momentum out of span(M), which it would leave at once."""
-        self._add(buffers, self._inner(buffers, self.region.M), self.region.M, -1)
+        rows = [local(buffer) for buffer in buffers]
+        self._add(rows, self._inner(rows, self.region.M), self.region.M, -1)
 
     # ---- after a step -----------------------------------------------------------------------
 
     def keep_update(self, decay: Decay | None = None, lr: float | Tensor = 0.0) -> None:
         """Keep what the step did inside span(M) within the reach."""
-        M, K = self.region.M, self.K
+        M, K, weights = self.region.M, self.K, self.layer.weights
         if self._before is not None and self.N is not None:
-            moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+            moved = [w - q for w, q in zip(weights, self._before, strict=True)]
             free = self._inner(moved, self.N)
-            for p, q in zip(self.params, self._before, strict=True):
-                p.copy_(q)
-            self._add(self.params, free, self.N, 1)
+            for w, q in zip(weights, self._before, strict=True):
+                w.copy_(q)
+            self._add(weights, free, self.N, 1)
         else:
             if decay is not None and self._decayed is not None:
-                self._add_to_biases(self.params[1:], decay, lr * decay.rate)
-            D = self._inner(self.params, M).sub_(K)
+                self._add_to_biases(weights[1:], decay, lr * decay.rate)
+            D = self._inner(weights, M).sub_(K)
             if self.region.blocks:  # else K = C, and nothing may move
                 measured = D
                 if self._before is not None:
-                    moved = [p - q for p, q in zip(self.params, self._before, strict=True)]
+                    moved = [w - q for w, q in zip(weights, self._before, strict=True)]
                     measured = self._inner(moved, M)
                 if decay is not None and self._decayed is not None:
                     measured = measured + lr * decay.rate * self._decayed
                 E = reached(measured, self.region)
                 D -= E
                 K += E
-            self._add(self.params, D, M, -1)
+            self._add(weights, D, M, -1)
         self._before = self._decayed = None
         self.remember_writes()
 
     def remember_writes(self) -> None:
         """Remember the weights as our own: any other change of them is told."""
-        self._written = [(p.data_ptr(), p._version) for p in self.params]
+        self._written = self._writes()
 
     @property
     def written_elsewhere(self) -> bool:
         """Whether anything but this guard has written the weights since."""
-        return self._written != [(p.data_ptr(), p._version) for p in self.params]
+        return self._written != self._writes()
+
+    def _writes(self) -> list[tuple[int, int]]:
+        """Where the weights lie and how often they were written, alike on ranks that share them.
+
+        Rows may lie elsewhere on one rank alone, which would then wait for the others in `adopt`:
+        a weight in rows has no address, and goes by its identity.
+        """
+        return [(p.data_ptr() or id(p), p._version) for p in self.params]
 
     def adopt(self) -> float:
         """Adopt weights that were loaded: K follows within the reach, the rest is taken out.
 
         Returns the share of the weight's norm that was taken out; below rounding nothing is done.
         """
-        inner = self._inner(self.params, self.region.M)
+        weights = self.layer.weights
+        inner = self._inner(weights, self.region.M)
         D = inner - self.region.C  # not K, which steps that diverged may have left as NaN
         E = reached(D, self.region)
-        size = torch.stack([doubled(p.detach().norm()) for p in self.params]).norm()
+        size = torch.stack([doubled(w.detach().norm()) for w in weights]).norm()
         parts = (D - E, inner - self.K)
         refused, whole = (float(doubled(x).norm() / size.clamp_min(1e-300)) for x in parts)
         rounding = max(1e-6, torch.finfo(self.layer.weight.param.dtype).eps)
         if not whole <= rounding:
             if self.region.blocks:
                 torch.add(self.region.C, E, out=self.K)
-            self._add(self.params, D - E, self.region.M, -1)
+            self._add(weights, D - E, self.region.M, -1)
         self.remember_writes()
         return refused if not refused <= rounding else 0.0
 
@@ -186,9 +197,9 @@ class LayerGuard:
     def _decaying(self, decay: Decay) -> Tensor:
         """The coordinates of what decays of the shared weight, biases at rates of their own."""
         total = self.region.C
-        for i, (bias, own) in enumerate(zip(self.params[1:], decay.biases, strict=True)):
+        for i, (bias, own) in enumerate(zip(self.layer.weights[1:], decay.biases, strict=True)):
             if own != 1:
-                shared = bias.reshape(*total.shape[:2], 1).to(total) - self._shift(i)
+                shared = self.layer.by_group(bias).to(total) - self._shift(i)
                 total = total + (own - 1) * shared * self._bias_row(i)
         return total
 
@@ -214,7 +225,7 @@ class LayerGuard:
         W = self.layer.layout.matrices(weight).to(basis.dtype)
         inner = W @ basis[:, :kernel]
         for i, bias in enumerate(biases):
-            b = bias.reshape(self.layer.groups, -1, 1).to(basis.dtype)
+            b = self.layer.by_group(bias).to(basis.dtype)
             inner.addcmul_(b, basis[:, kernel + i : kernel + i + 1])
         return inner
 

@@ -1,15 +1,20 @@
 """A learner as tensors and plain values, and in one file of both."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from ..core.layers import local
 from ..core.memory import Change, Memory, in_memory_order, in_region_order
 from ..files import read_tensors, write_tensors
 from ..types import PathLike, TaskId
+from . import ranks
 from .learner_state import Known, LearnerState, OpenTask, TaskRecord
+from .sharding import as_laid, own_change, own_rows, whole
 from .update_guard import GuardedTask
 
 FORMAT = 2
@@ -29,17 +34,19 @@ class Learner(Protocol):
 
 
 def save(learner: Learner, path: PathLike, *, include_model: bool) -> None:
-    """Write all that the learner knows, whole or not at all."""
-    meta, tensors = describe(learner)
+    """Write all that the learner knows, whole or not at all; of several ranks the first does."""
+    state = learner._state
+    meta, tensors = describe(learner, everywhere=False)
     if include_model:
-        for key, value in learner._state.bare.state_dict().items():
+        for key, value in state.bare.state_dict().items():
             if not isinstance(value, Tensor):
                 raise TypeError(
                     f"The model's state holds '{key}', which is no tensor; save the model yourself "
                     "and leave include_model out."
                 )
-            tensors[f"model/{key}"] = value
-    write_tensors(path, tensors, meta)
+            tensors[f"model/{key}"] = whole(local(value), value, 0, everywhere=False)
+    if ranks.rank() == 0:
+        write_tensors(path, tensors, meta)
 
 
 def options(
@@ -60,20 +67,30 @@ def options(
     return found
 
 
-def describe(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return all that the learner knows, as plain values and as tensors by name."""
-    known = learner._state.known
+def describe(
+    learner: Learner, *, everywhere: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return all that the learner knows, as plain values and as tensors by name.
+
+    everywhere: whether ranks other than the first need what is joined from several.
+    """
+    known, plan = learner._state.known, learner._state.plan
+    joined = partial(whole, everywhere=everywhere)
+    weights = {name: layer.weight.param for name, layer in plan.layers.items()}
     tensors: dict[str, Tensor] = {}
     for name, memory in known.memory.items():
-        tensors |= {f"memory/{name}/{key}": getattr(memory, key) for key in ("M", "C", "ranks")}
+        tensors |= {f"memory/{name}/{key}": getattr(memory, key) for key in ("M", "ranks")}
+        tensors[f"memory/{name}/C"] = joined(memory.C, weights[name], 1)
         for i, task in enumerate(known.tasks):
             tensors[f"memory/{name}/mask/{i}"] = memory.masks[task]
     for i, record in enumerate(known.tasks.values()):
         for name, change in record.changes.items():
             kind = "D" if change.shift is not None else "P" if change.parts else "S"
             for j, tensor in enumerate(change.tensors):
-                tensors[f"task/{i}/{kind}{j}/{name}"] = tensor
-        tensors |= {f"task/{i}/copy/{name}": t for name, t in record.copies.items()}
+                tensors[f"task/{i}/{kind}{j}/{name}"] = joined(tensor, weights[name], 1)
+        for name, copy in record.copies.items():
+            here = plan.per_task[name].param if name in plan.per_task else copy
+            tensors[f"task/{i}/copy/{name}"] = joined(copy, here, 0)
     options = {name: getattr(learner, name) for name in (*learner.functions, *learner.plain)}
     functions = [name for name in learner.functions if callable(options[name])]
     meta = {
@@ -90,19 +107,21 @@ def describe(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "scores": [record.scores for record in known.tasks.values()],
     }
     if known.open is not None:
-        meta["open"] = _describe_open(learner, known.open, tensors)
+        meta["open"], K = _describe_open(learner, known.open)
+        tensors |= {f"open/K/{name}": joined(t, weights[name], 1) for name, t in K.items()}
+        tensors |= {f"open/buffer/{name}": t for name, t in known.open.buffers.items()}
     return meta, tensors
 
 
-def _describe_open(
-    learner: Learner, opened: OpenTask, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
+def _describe_open(learner: Learner, opened: OpenTask) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the open task's plain values, and K of the layers that may reach into their memory."""
     guarded = opened.guarded
-    for name, guard in guarded.layers.items():
-        if guard.region.blocks:
-            width = learner._state.known.memory[name].M.shape[2]
-            tensors[f"open/K/{name}"] = in_memory_order(guard.K, guard.region, width)
-    tensors |= {f"open/buffer/{name}": t for name, t in opened.buffers.items()}
+    memory = learner._state.known.memory
+    K = {
+        name: in_memory_order(guard.K, guard.region, memory[name].M.shape[2])
+        for name, guard in guarded.layers.items()
+        if guard.region.blocks
+    }
     return {
         "task": opened.task,
         "thresholds": opened.thresholds,
@@ -111,7 +130,7 @@ def _describe_open(
         "resumed": guarded.resumed or guarded.stepped,
         "forms": guarded.forms,
         "steps": {name: guard.steps for name, guard in guarded.layers.items()},
-    }
+    }, K
 
 
 def fill(
@@ -128,7 +147,7 @@ def fill(
                 f"{path} does not fit the model: it has no parameter '{name}'; load it with the "
                 "model it was saved for."
             )
-    memory = {
+    saved = {
         name: Memory(
             M=tensors[f"memory/{name}/M"],
             C=tensors[f"memory/{name}/C"],
@@ -141,7 +160,7 @@ def fill(
     tasks = {
         task: TaskRecord(
             meta["selected"][i],
-            _changes(i, meta["selected"][i], tensors),
+            _changes(i, meta["selected"][i], tensors, saved, state),
             _copies(learner, i, task, tensors, path),
             used[i],
             scores[i],
@@ -150,12 +169,17 @@ def fill(
     }
     weights = {key.removeprefix("model/"): t for key, t in tensors.items() if key[:6] == "model/"}
     if weights:
+        here = state.bare.state_dict()
         _check_names(
             {key: list(t.shape) for key, t in weights.items()},
-            {key: list(t.shape) for key, t in state.bare.state_dict().items()},
+            {key: list(t.shape) for key, t in here.items()},
             path,
         )
-        state.bare.load_state_dict(weights)
+        state.bare.load_state_dict({key: as_laid(t, here[key]) for key, t in weights.items()})
+    memory = {
+        name: replace(saved[name], C=own_rows(saved[name].C, layer.weight.param, 1))
+        for name, layer in state.plan.layers.items()
+    }
     state.known = Known(memory, tasks, meta["active"])
     state.meet()
     frozen = state.freeze_params({n: parameters[n] for n in meta["frozen"]}) if tasks else {}
@@ -164,7 +188,11 @@ def fill(
 
 
 def _changes(
-    i: int, selected: Mapping[str, list[TaskId]], tensors: Mapping[str, Tensor]
+    i: int,
+    selected: Mapping[str, list[TaskId]],
+    tensors: Mapping[str, Tensor],
+    memory: Mapping[str, Memory],
+    state: LearnerState,
 ) -> dict[str, Change]:
     changes = {}
     for name, trusted in selected.items():
@@ -174,7 +202,9 @@ def _changes(
                 found.append(tensors[key])
         if trusted:
             shift = kept["D"][0] if kept["D"] else None
-            changes[name] = Change(trusted, kept["S"], shift, kept["P"])
+            change = Change(trusted, kept["S"], shift, kept["P"])
+            weight = state.plan.layers[name].weight.param
+            changes[name] = own_change(change, memory[name], weight)
     return changes
 
 
@@ -191,7 +221,8 @@ def _copies(
                 f"the model has {here.get(name, 'none')}; load it with the model it was "
                 "saved for."
             )
-    return copies
+    slots = learner._state.plan.per_task
+    return {name: own_rows(copy, slots[name].param, 0) for name, copy in copies.items()}
 
 
 @torch.no_grad()
@@ -203,7 +234,8 @@ def _open(learner: Learner, meta: Mapping[str, Any], tensors: Mapping[str, Tenso
     for name, guard in guarded.layers.items():
         K = guard.K
         if guard.region.blocks:
-            K = in_region_order(tensors[f"open/K/{name}"].to(K), guard.region)
+            rows = own_rows(tensors[f"open/K/{name}"], guard.layer.weight.param, 1)
+            K = in_region_order(rows.to(K), guard.region)
         guard.resume(meta["steps"][name], K)
     prefix = "open/buffer/"
     buffers = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ..core.keep import with_coordinates
+from ..core.layers import local
 from ..core.memory import Change, Memory
 from ..core.plan import Plan, bare, make_plan, per_task_tensors
 from ..types import Norm, TaskId, matches
 from . import model_checks
 from .layer_gradients import LossFn
 from .model_snapshot import Snapshot
+from .sharding import refuse_other_ways, reshard, spread_of
 from .update_guard import GuardedTask, UpdateGuard, refuse_open
 
 
@@ -83,6 +85,8 @@ class LearnerState:
         self.model = model
         self.bare = bare(model)
         self.exclude, self.per_task, self.norm = exclude, per_task, norm
+        reshard(self.bare)
+        refuse_other_ways(self.bare)
         self.plan: Plan = make_plan(self.bare, exclude, per_task, norm)
         if not self.plan.layers:
             raise ValueError(
@@ -90,11 +94,13 @@ class LearnerState:
                 "layer outside exclude=[...] and per_task=[...]; tell of kinds of your own with "
                 "trgp.protects."
             )
+        self.spread = spread_of(self.bare, self.plan.layers)
         refuse_open(p for layer in self.plan.layers.values() for p in layer.params)
         self.known = Known(
             {
-                name: Memory.empty(*layer.shape, like=layer.matrix())
+                name: Memory.empty(len(W), W.shape[1], W.shape[2], like=W)
                 for name, layer in self.plan.layers.items()
+                for W in [layer.matrix()]
             }
         )
         self.visits: list[list[tuple[Tensor, Tensor]]] = []  # what each `task(...)` puts back
@@ -133,6 +139,10 @@ class LearnerState:
         used = {name for record in self.known.tasks.values() for name in record.used}
         return {name: p for name, p in self.excluded().items() if name in used}
 
+    def reshard(self) -> None:
+        """Put every parameter in its place: under FSDP2 a pass may leave some joined."""
+        self.spread.reshard()
+
     def excluded(self) -> dict[str, nn.Parameter]:
         """Parameters that exclude=[...] leaves to the user, by name."""
         named = self.bare.named_parameters()
@@ -149,6 +159,7 @@ class LearnerState:
                 "its model, so use it from one thread, or a copy.deepcopy per thread."
             )
         try:
+            self.reshard()
             self.settle()
             yield
         finally:
@@ -165,13 +176,17 @@ class LearnerState:
 
     def begin_change(self, loader: object) -> None:
         """From here until `known` is replaced, `settle` puts everything back."""
-        tensors: list[Tensor] = [p for layer in self.plan.layers.values() for p in layer.params]
-        tensors += [slot.param for slot in self.plan.per_task.values()]
+        tensors = self._weights()
         if self.guarded is not None:
             tensors += [guard.K for guard in self.guarded.layers.values()]
         self.known = replace(self.known, undo=Snapshot(self.bare, loader, tensors))
 
     # ---- what the model holds ---------------------------------------------------------------
+
+    def _weights(self) -> list[Tensor]:
+        """All that differs between tasks, as far as this process holds it."""
+        weights = [w for layer in self.plan.layers.values() for w in layer.weights]
+        return weights + [local(slot.param) for slot in self.plan.per_task.values()]
 
     def coordinates(self, task: TaskId) -> dict[str, Tensor]:
         """W_eff M of a learnt task in every layer."""
@@ -199,23 +214,22 @@ class LearnerState:
         copies = self.known.tasks[task].copies
         slots = {name: slot for name, slot in self.plan.per_task.items() if name in copies}
         for name, slot in slots.items():
-            if slot.param.shape != copies[name].shape:
+            here = local(slot.param).shape
+            if here != copies[name].shape:
                 raise RuntimeError(
                     f"Task {task!r} has its own '{name}' of shape {tuple(copies[name].shape)}, but "
-                    f"the model's is {tuple(slot.param.shape)}; put a module of that shape back."
+                    f"the model's is {tuple(here)}; put a module of that shape back."
                 )
         self.hold(self.coordinates(task))
         for name, slot in slots.items():
-            slot.param.copy_(copies[name])
+            local(slot.param).copy_(copies[name])
 
     @contextmanager
     def visit(self, task: TaskId) -> Iterator[None]:
         """Hold a task's weights; on exit every bit is back."""
-        if not self.visits:  # else the weights are another task's
+        if not self.visits:  # inside one, the weights are another task's
             self.guard.settle()
-        tensors: list[Tensor] = [p for layer in self.plan.layers.values() for p in layer.params]
-        tensors += [slot.param for slot in self.plan.per_task.values()]
-        before = [(t, t.detach().clone()) for t in tensors]
+        before = [(t, t.detach().clone()) for t in self._weights()]
         try:
             self.become(task)
             self.visits.append(before)
@@ -224,6 +238,7 @@ class LearnerState:
             finally:
                 self.visits.pop()
         finally:
+            self.reshard()
             with torch.no_grad():
                 for tensor, value in before:
                     tensor.copy_(value)
@@ -260,6 +275,12 @@ class LearnerState:
     @torch.inference_mode(False)
     def meet(self) -> None:
         """Follow whatever the user has done to the model since, or refuse it."""
+        refuse_other_ways(self.bare)
+        if type(spread_of(self.bare, self.plan.layers)) is not type(self.spread):
+            raise RuntimeError(
+                "fully_shard was applied after the learner was made; make or load the learner with "
+                "the model that fully_shard has returned."
+            )
         model_checks.present(self.bare, self.plan, self.known.memory)
         # What every task has for itself may be exchanged, and heads may have been added.
         self.plan.per_task = per_task_tensors(self.bare, self.exclude, self.per_task, self.norm)

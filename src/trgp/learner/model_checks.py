@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.layer_kinds import is_norm
-from ..core.layers import Layer
+from ..core.layers import Layer, local
 from ..core.memory import Memory
 from ..core.plan import Plan
 from ..core.precision import full_precision
@@ -36,18 +36,6 @@ def module(model: Any) -> None:
         raise TypeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
 
 
-def whole_parameters(model: nn.Module) -> None:
-    """Refuse parameters of which this process holds a part, or none for now."""
-    for name, param in model.named_parameters():
-        kind = type(param).__name__
-        if kind == "DTensor" or hasattr(param, "placements") or hasattr(param, "ds_id"):
-            how = "DeepSpeed ZeRO-3" if hasattr(param, "ds_id") else "FSDP2 or tensor parallelism"
-            raise TypeError(
-                f"'{name}' is spread over processes ({how}), which cannot be protected yet; train "
-                "with DistributedDataParallel, which holds every parameter whole."
-            )
-
-
 def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
     """Protected and frozen layers must still be the ones the learner was made for."""
     modules = set(model.modules())
@@ -63,7 +51,8 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
                 f"Layer '{name}' was replaced since the learner was made; put the original module "
                 "back and load new values into its parameters."
             )
-        groups, outputs, inputs = layer.shape
+        groups, _, inputs = layer.shape
+        outputs = len(local(layer.weight.param)) // groups
         if (groups, outputs, inputs) != (*memory[name].C.shape[:2], memory[name].M.shape[1]):
             raise RuntimeError(
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
@@ -134,7 +123,7 @@ def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> No
 def finite(layers: Mapping[str, Layer]) -> None:
     """Refuse weights that are no numbers."""
     for name, layer in layers.items():
-        if not all(bool(p.isfinite().all()) for p in layer.params):
+        if not all(bool(w.isfinite().all()) for w in layer.weights):
             raise RuntimeError(
                 f"Layer '{name}' has NaN or infinite weights; load earlier weights of the model or "
                 "go back to the last save, and train with a smaller learning rate."

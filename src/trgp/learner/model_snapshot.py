@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .sharding import reset, reshard
+
 REGISTERED = (
     "_parameters",
     "_buffers",
@@ -31,6 +33,8 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, loader: object, tensors: Iterable[Tensor] = ()) -> None:
         """Copy the values of these tensors and of the buffers; all else is kept by reference."""
+        reshard(model)
+        self.model = model
         self.modules = [
             (module, module.training, vars(module).get("train"), _registered(module))
             for module in model.modules()
@@ -49,6 +53,7 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back; doing so twice does no harm."""
+        reshard(self.model)
         for module, training, train, registered in self.modules:
             for key, saved in registered.items():
                 current = vars(module)[key]
@@ -92,6 +97,9 @@ def undisturbed(model: nn.Module, loader: object) -> Iterator[None]:
         with torch.inference_mode(False):
             model.eval()
             yield
+    except BaseException:
+        reset(model)
+        raise
     finally:
         before.restore()
 

@@ -27,10 +27,8 @@ def rank() -> int:
 
 
 def share_of(limit: int | None) -> int | None:
-    """This rank's part of a number of samples; None is all of them."""
-    if limit is None or world_size() == 1:
-        return limit
-    return max(1, limit // world_size() + (rank() < limit % world_size()))
+    """Every rank's part of a number of samples, rounded up alike; None is all of them."""
+    return None if limit is None else -(-limit // world_size())
 
 
 def summed(tensor: Tensor) -> Tensor:

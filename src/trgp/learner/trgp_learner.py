@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from torch import nn
 
 from ..core.keep import Form
-from ..core.precision import doubled
-from ..core.trust_region import projections, total_over, trust_region
+from ..core.trust_region import projections, squared_norm, total_over, trust_region
 from ..options import Option, RankOption, check_count, check_number, check_option, value_of
 from ..types import Norm, PathLike, TaskId
 from . import ranks
@@ -126,11 +125,12 @@ class TRGP(GPM):
         batches = first_samples(loader, ranks.share_of(self.selection_samples))
         with watched(batches, "begin_task: batches read") as seen:
             gradients, used = self._gradients(seen, loss_fn)
+        sum_rows = self._state.spread.sum_rows
         squared = {
-            name: projections(G, memory[name].M, memory[name].masks)
+            name: projections(G, memory[name].M, memory[name].masks, sum_rows)
             for name, G in gradients.items()
         }
-        totals = {name: float(doubled(G).square().sum()) for name, G in gradients.items()}
+        totals = {name: squared_norm(G, sum_rows) for name, G in gradients.items()}
 
         def choose() -> dict[str, list[TaskId]]:
             if self.scope == "layer":

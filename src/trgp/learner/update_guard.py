@@ -64,6 +64,9 @@ class GuardedTask:
 class Guarded(Protocol):
     """What a learner knows that the guard has to."""
 
+    def reshard(self) -> None:
+        """Put every parameter in its place."""
+
     @property
     def guarded(self) -> GuardedTask | None:
         """The open task."""
@@ -177,6 +180,7 @@ class UpdateGuard:
         known = self.known
         if known is None:
             return None
+        known.reshard()
         held = self._held_by(optimizer, known)
         if not (held.of_layers or held.apart):
             return None
@@ -201,6 +205,7 @@ class UpdateGuard:
 
         def shown() -> Any:
             loss = closure()
+            known.reshard()
             with torch.no_grad():
                 self._filter(optimizer, held, task)
             return loss
