@@ -295,7 +295,7 @@ def refused(rank: int, world: int, folder: Path) -> Any:
         learner_of("GPM", partly)
 
     grouped = fully_shard(nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Conv1d(4, 4, 1)))
-    with pytest.raises(TypeError, match="Layer '0' is a grouped convolution"):
+    with pytest.raises(TypeError, match="Layer '0' does not hold one row per output"):
         GPM(grouped)
     GPM(grouped, exclude=["0"])
 

@@ -51,9 +51,8 @@ def present(model: nn.Module, plan: Plan, memory: Mapping[str, Memory]) -> None:
                 f"Layer '{name}' was replaced since the learner was made; put the original module "
                 "back and load new values into its parameters."
             )
-        groups, _, inputs = layer.shape
-        outputs = len(local(layer.weight.param)) // groups
-        if (groups, outputs, inputs) != (*memory[name].C.shape[:2], memory[name].M.shape[1]):
+        here = layer.layout.shape(local(layer.weight.param).shape)[:2]  # rows of this process
+        if (*here, layer.shape[2]) != (*memory[name].C.shape[:2], memory[name].M.shape[1]):
             raise RuntimeError(
                 f"Layer '{name}' has another shape than when the learner was made; put a parameter "
                 "of the original shape back."
