@@ -168,7 +168,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"scaling_over": "tasks"}, "scaling_over must be bases or union"),
     (
         {"scaling_over": "union", "strongest_unprotected": True},
-        "A union needs bases inside the memory",
+        "scaling_over=union needs .* strongest_unprotected .*; give one of the two",
     ),
     ({"lr_decay": 0}, "lr_decay must be a finite number above 0"),
     ({"lr_decay": 1.5}, "lr_decay must be at most 1"),
