@@ -214,7 +214,7 @@ def test_a_damaged_or_missing_file_is_a_sentence_and_nothing_is_written() -> Non
     with pytest.raises(InputError, match="is a folder"):
         learnt("folder.npz", tasks=2)
     Path("mine.npz").write_bytes(content)
-    with pytest.raises(InputError, match=r"In how many tasks shall mine\.npz be learnt"):
+    with pytest.raises(InputError, match=r"tasks of mine\.npz is open; give --tasks"):
         learnt("mine.npz")
     assert not Path("runs").exists()
 
@@ -444,7 +444,7 @@ def test_networks_that_do_not_fit_are_a_sentence_and_nothing_is_written() -> Non
     cases = [
         (
             "nets:needs",
-            "could not be made with {}: .*'depth'.*it is told inputs, classes and heads",
+            "could not be made with {}: .*'depth'.*only inputs, classes and heads are passed",
         ),
         ("nets:OneHead", "OneHead has one head, but every task here has its own"),
         ("nets:NETS", "nets has no 'NETS'"),

@@ -65,9 +65,9 @@ def test_a_network_of_ones_own(trgp: Trgp, own: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "In how many tasks"),
+        ("", "give --tasks"),
         ("--tasks 3", "cannot share equally"),
-        ("--tasks 4", "nothing to tell apart"),
+        ("--tasks 4", "nothing to distinguish"),
         ("--tasks 0", "tasks must be a whole number of at least 1"),
         ("--tasks 2 --preset official", "has no preset 'official'"),
     ],
