@@ -168,7 +168,7 @@ def mangled() -> dict[str, tuple[Callable[[Arrays], Arrays], str]]:
         "other sizes": (changed("test_images", lambda x: x[:, :2]), "bring both to one size"),
         "labels as floats": (changed("train_labels", lambda y: y * 1.0), "of type float64"),
         "labels as text": (changed("train_labels", lambda y: y.astype(str)), "store integers"),
-        "too few labels": (changed("train_labels", lambda y: y[:-1]), "beside 120 images"),
+        "too few labels": (changed("train_labels", lambda y: y[:-1]), "for 120 images"),
         "negative": (changed("test_labels", lambda y: y - 1), "the label -1"),
         "a gap": (changed("train_labels", lambda y: y + (y > 2)), "without a gap"),
         "unknown in test": (changed("test_labels", lambda y: y + 1), "which no train image has"),

@@ -24,7 +24,7 @@ MANGLED: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
         lambda a: {**a, "train_images": a["train_images"].transpose(0, 3, 1, 2)},
         "channels first",
     ),
-    "fewer labels": (lambda a: {**a, "train_labels": a["train_labels"][1:]}, "one label an image"),
+    "fewer labels": (lambda a: {**a, "train_labels": a["train_labels"][1:]}, "one label per image"),
     "label gap": (lambda a: {**a, "train_labels": a["train_labels"] * 2}, "without a gap"),
     "empty split": (
         lambda a: {**a, "test_images": a["test_images"][:0], "test_labels": a["test_labels"][:0]},
