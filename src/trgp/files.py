@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all: text, and tensors with what is said about them.
+"""Atomic writing of files: text, and tensors with metadata.
 
 A file of tensors is a safetensors file with JSON metadata and a checksum of both, so that a damaged
-one is refused before anything is used. A checksum is no signature: fields of JSON are checked by
-name and kind all the same.
+one is rejected before it is used. A checksum is no signature: fields of JSON are still checked by
+name and kind.
 """
 
 import errno
@@ -22,12 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-LARGEST = 1e300  # numbers beyond it overflow in sums, and whole ones do not become floats at all
+LARGEST = 1e300  # larger floats overflow in sums, and larger integers do not convert to float
 
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A draft to write, which takes the path's place once it is on the disk in full."""
+    """Yield a draft path; on success, sync it to disk and move it to `path`."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {target.parent}; make it before saving there.")
@@ -51,26 +51,27 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Write the tensors, and what is said about them as JSON."""
+    """Write the tensors with their metadata as JSON."""
     # Copied, because tied weights are one tensor under two names, which the format refuses.
     held = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     text = json.dumps(meta, allow_nan=False)
     with whole(path) as draft:
         try:
             save_file(held, draft, metadata={"trgp": text, "sha256": checksum(text, held)})
-        except SafetensorError as error:  # a full disk, say
+        except SafetensorError as error:  # for instance a full disk
             raise OSError(str(error)) from error
 
 
 def read_tensors(
     path: str | os.PathLike[str], device: torch.device | str = "cpu", *, writer: str = "trgp"
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `write_tensors` was given, meta first, the tensors on the device.
+    """Read metadata and tensors that `write_tensors` wrote, with the tensors on the device.
 
-    writer: what a file of another origin is said not to come from.
+    Args:
+        writer: the program named in the error about a file of another origin.
     """
-    if not os.path.isfile(path):  # unlike Path.is_file never an exception, whatever the name
-        raise FileNotFoundError(f"There is no file {path}; give the path that was saved to.")
+    if not os.path.isfile(path):  # unlike Path.is_file, never raises for any name
+        raise FileNotFoundError(f"There is no file {path}; give the path of a saved file.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -80,13 +81,13 @@ def read_tensors(
             f"{path} is truncated, damaged or no safetensors file ({error}); use another copy."
         ) from None
     if "trgp" not in metadata:
-        raise ValueError(f"{path} was not written by {writer}; give a file that was.")
-    # Before any copy is made: torch tidies bytes in copying, as those of a bool that is neither
-    # 0 nor 1, and damage would pass unseen.
+        raise ValueError(f"{path} was not written by {writer}; give a file that {writer} wrote.")
+    # Before any copy is made: copying normalises bytes, such as a bool that is neither 0 nor 1,
+    # and would hide damage.
     if metadata.get("sha256") != checksum(metadata["trgp"], tensors):
         raise ValueError(f"{path} is damaged: its checksum does not match; use another copy.")
     meta = _fields(metadata["trgp"], path)
-    # Copied: products round differently where memory is not aligned as torch's own is.
+    # Copied: products round differently if memory is not aligned like torch's own.
     return meta, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
@@ -103,8 +104,8 @@ def _fields(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read; a pipe or a device is refused, since it may never begin or never end."""
-    # Without waiting, as opening a pipe does for a writer. Windows has neither flag nor pipe.
+    """Open a regular file to read; a pipe or a device may never begin or end, and is rejected."""
+    # Non-blocking, since opening a pipe waits for a writer. Windows has neither flag nor pipe.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -114,7 +115,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 class Kind(NamedTuple):
-    """A requirement on a field of JSON, as a test and in words."""
+    """A requirement on a JSON field: a test and its description."""
 
     holds: Callable[[Any], bool]
     says: str
@@ -123,7 +124,7 @@ class Kind(NamedTuple):
 def check_fields(
     content: Mapping[str, Any], fields: Mapping[str, Kind], path: str | os.PathLike[str], fix: str
 ) -> None:
-    """Refuse a file's content that lacks one of the fields, or has another kind of value there."""
+    """Raise an error if a field is missing from a file's content or has another kind of value."""
     for name, kind in fields.items():
         if name not in content:
             raise ValueError(f"{path} lacks the field '{name}'; {fix}.")
@@ -151,7 +152,7 @@ def or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def is_shallow(value: Any, levels: int = 20) -> bool:
-    """Whether lists and dictionaries in each other end before Python's own recursion would."""
+    """Whether nesting of lists and dictionaries stays within Python's recursion limit."""
     if not isinstance(value, (list, dict)):
         return True
     inner = value.values() if isinstance(value, dict) else value
@@ -170,12 +171,12 @@ SETTINGS = Kind(dict_of(is_shallow), "settings by name")
 
 
 def no_number(constant: str) -> NoReturn:
-    """For `json.loads`: NaN and the infinities are no JSON."""
+    """Reject NaN and infinities, which are no JSON; for `json.loads`."""
     raise ValueError(f"{constant} is no number")
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 of the metadata's text and of the tensors, which must be on the CPU."""
+    """Compute the sha256 of the metadata's text and of the tensors, which must be on the CPU."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

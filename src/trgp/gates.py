@@ -1,4 +1,4 @@
-"""Where a network's units are: what HAT gates."""
+"""The units of a network, which HAT gates and growing methods count."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ HEADS = "heads"
 
 
 class Gate(NamedTuple):
-    """Units between layers: channels of maps, or the numbers of a vector."""
+    """Units between layers: channels of maps, or entries of a vector."""
 
     name: str
-    """The module whose input they are, or 'heads' for the head in use."""
+    """The module whose input the units are, or 'heads' for the head in use."""
     units: int
     producers: tuple[str, ...]
-    """The layers and norm layers whose outputs they are."""
+    """The layers and norm layers whose outputs the units are."""
     consumers: tuple[str, ...]
-    """The layers that see them: that module, inside it, or after it where it has no weights."""
+    """The layers that read the units: the module, inside it, or after it if it has no weights."""
 
     def module(self, head: int) -> str:
         """The module whose input is gated."""

@@ -1,6 +1,6 @@
-"""ACC, BWT and forgetting of a matrix of scores: R(i, j) is that of task j after learning task i.
+"""ACC, BWT and forgetting of a matrix of scores: R(i, j) scores task j after learning task i.
 
-Only what was evaluated at or after a task's own turn is read; tasks are counted from 0 to T - 1.
+Only entries with i >= j are read; tasks are counted from 0 to T - 1.
 """
 
 import statistics
@@ -25,6 +25,6 @@ def forgetting(R: Entry, T: int) -> float | None:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean, or None of nothing."""
+    """The mean, or None if there are no values."""
     listed = list(values)
     return statistics.fmean(listed) if listed else None

@@ -11,14 +11,14 @@ RankOption = float | Mapping[str, float | None] | None
 
 
 def check_option(name: str, option: Option, *, zero: bool) -> Option:
-    """The option with plain numbers in it; a function's values are checked when they are used."""
+    """Check an option and convert its numbers; a function's values are checked when used."""
     if isinstance(option, Mapping):
         return {p: _value(f"{name} for '{p}'", v, zero=zero) for p, v in option.items()}
     return option if callable(option) else _value(name, option, zero=zero)
 
 
 def value_of(name: str, option: Option, layer: str, task: TaskId, *, zero: bool) -> float:
-    """The option's value for one layer in one task; the first matching pattern decides."""
+    """Return the option's value for a layer in a task; the first matching pattern decides."""
     if callable(option):
         return _value(f"{name}({layer!r}, {task!r})", option(layer, task), zero=zero)
     if not isinstance(option, Mapping):
@@ -41,14 +41,14 @@ def _value(name: str, value: object, *, zero: bool) -> float:
 
 
 def check_rank(option: RankOption) -> RankOption:
-    """Check most directions of a layer: a whole number, a share in (0, 1], or these by pattern."""
+    """Check an upper bound on ranks: a whole number, a share in (0, 1], or these by pattern."""
     if isinstance(option, Mapping):
         return {pattern: _rank(value) for pattern, value in option.items()}
     return _rank(option)
 
 
 def _rank(value: float | None) -> float | None:
-    """Return a plain int or float, which a file can hold whatever library it came from."""
+    """Convert to a plain int or float, which a file can store, from any library's number."""
     if value is None:
         return None
     if isinstance(value, Integral) and not isinstance(value, bool) and value >= 1:
@@ -62,7 +62,7 @@ def _rank(value: float | None) -> float | None:
 
 
 def rank_of(option: RankOption, layer: str, inputs: int) -> int | None:
-    """Return the most directions of a layer with so many inputs; the first pattern decides."""
+    """Return the upper bound on a layer's rank; the first matching pattern decides."""
     if isinstance(option, Mapping):
         option = next((v for p, v in option.items() if matches(layer, [p])), None)
     if option is None or isinstance(option, Integral):
@@ -71,7 +71,7 @@ def rank_of(option: RankOption, layer: str, inputs: int) -> int | None:
 
 
 def check_count(name: str, value: int) -> int:
-    """A number of things as a plain int, which a file can hold whatever library it came from."""
+    """Check a count and convert it to a plain int, which a file can store."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
@@ -79,7 +79,7 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_number(name: str, value: float, *, above: float) -> float:
-    """A finite number above a bound."""
+    """Check that the value is a finite number above a bound."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not above < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number above {above:g}, not {value!r}.")
@@ -87,14 +87,14 @@ def check_number(name: str, value: float, *, above: float) -> float:
 
 
 def check_norm(norm: Norm) -> Norm:
-    """One of the three things that can become of norm layers."""
+    """Check the option `norm`, the handling of norm layers."""
     if norm not in ("freeze", "per_task", "shared"):
         raise ValueError(f"norm must be 'freeze', 'per_task' or 'shared', not {norm!r}.")
     return norm
 
 
 def check_patterns(name: str, patterns: Sequence[str]) -> list[str]:
-    """Refuse a bare string, whose letters would each be a pattern, and what is no string."""
+    """Reject entries that are no strings, and a bare string, which would split into letters."""
     listed = isinstance(patterns, Iterable) and not isinstance(patterns, str)
     if not listed or not all(isinstance(p, str) for p in patterns):
         example = [patterns] if isinstance(patterns, str) else ["heads.*"]

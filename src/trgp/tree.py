@@ -1,4 +1,4 @@
-"""A method's state: tensors in nested dictionaries, which a file can hold as they are."""
+"""A method's state: tensors in nested dictionaries, which a file can store directly."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ from .types import State
 
 
 def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its path, as 'memory/fc1/M'."""
+    """Yield every tensor with its path, such as 'memory/fc1/M'."""
     for key, value in tree.items():
         if "/" in key:
             raise ValueError(f"The key {key!r} of a state holds a '/', which separates its levels.")
@@ -21,7 +21,7 @@ def leaves(tree: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def from_leaves(tensors: Mapping[str, Tensor]) -> State:
-    """The inverse of `leaves`; an empty level has no tensor, and so no way back."""
+    """Invert `leaves`; empty levels are lost."""
     tree: dict[str, Tensor | State] = {}
     for path, tensor in tensors.items():
         *levels, last = path.split("/")
@@ -35,7 +35,7 @@ def from_leaves(tensors: Mapping[str, Tensor]) -> State:
 
 
 def level(tree: State, *keys: str) -> State:
-    """What lies at a path; nothing where there is no such path."""
+    """Return the level at a path; empty if there is no such path."""
     for key in keys:
         below = tree.get(key, {})
         if isinstance(below, Tensor):
@@ -45,23 +45,23 @@ def level(tree: State, *keys: str) -> State:
 
 
 def tensors(tree: State) -> dict[str, Tensor]:
-    """The tensors of a level itself."""
+    """Return the tensors of a level, without those of deeper levels."""
     return {key: value for key, value in tree.items() if isinstance(value, Tensor)}
 
 
 def put(tree: State, value: "Tensor | State", *keys: str) -> State:
-    """The tree with a value at a path, everything else shared with the old one."""
+    """Return the tree with a value at a path; all other parts are shared with the old tree."""
     first, *rest = keys
     return {**tree, first: put(level(tree, first), value, *rest) if rest else value}
 
 
 def nbytes(tree: State) -> int:
-    """What the tensors of a tree take."""
+    """Return the size of a tree's tensors in bytes."""
     return sum(tensor.nbytes for _, tensor in leaves(tree))
 
 
 def in_units(count: int) -> str:
-    """Return bytes as people read them."""
+    """Format a number of bytes with a unit."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -168,7 +168,7 @@ def mangled() -> dict[str, tuple[Callable[[Arrays], Arrays], str]]:
         "other sizes": (changed("test_images", lambda x: x[:, :2]), "bring both to one size"),
         "labels as floats": (changed("train_labels", lambda y: y * 1.0), "of type float64"),
         "labels as text": (changed("train_labels", lambda y: y.astype(str)), "store integers"),
-        "too few labels": (changed("train_labels", lambda y: y[:-1]), "beside 120 images"),
+        "too few labels": (changed("train_labels", lambda y: y[:-1]), "for 120 images"),
         "negative": (changed("test_labels", lambda y: y - 1), "the label -1"),
         "a gap": (changed("train_labels", lambda y: y + (y > 2)), "without a gap"),
         "unknown in test": (changed("test_labels", lambda y: y + 1), "which no train image has"),
@@ -214,7 +214,7 @@ def test_a_damaged_or_missing_file_is_a_sentence_and_nothing_is_written() -> Non
     with pytest.raises(InputError, match="is a folder"):
         learnt("folder.npz", tasks=2)
     Path("mine.npz").write_bytes(content)
-    with pytest.raises(InputError, match=r"In how many tasks shall mine\.npz be learnt"):
+    with pytest.raises(InputError, match=r"tasks of mine\.npz is open; give --tasks"):
         learnt("mine.npz")
     assert not Path("runs").exists()
 
@@ -444,7 +444,7 @@ def test_networks_that_do_not_fit_are_a_sentence_and_nothing_is_written() -> Non
     cases = [
         (
             "nets:needs",
-            "could not be made with {}: .*'depth'.*it is told inputs, classes and heads",
+            "could not be made with {}: .*'depth'.*only inputs, classes and heads are passed",
         ),
         ("nets:OneHead", "OneHead has one head, but every task here has its own"),
         ("nets:NETS", "nets has no 'NETS'"),

@@ -24,7 +24,7 @@ MANGLED: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
         lambda a: {**a, "train_images": a["train_images"].transpose(0, 3, 1, 2)},
         "channels first",
     ),
-    "fewer labels": (lambda a: {**a, "train_labels": a["train_labels"][1:]}, "one label an image"),
+    "fewer labels": (lambda a: {**a, "train_labels": a["train_labels"][1:]}, "one label per image"),
     "label gap": (lambda a: {**a, "train_labels": a["train_labels"] * 2}, "without a gap"),
     "empty split": (
         lambda a: {**a, "test_images": a["test_images"][:0], "test_labels": a["test_labels"][:0]},
@@ -65,9 +65,9 @@ def test_a_network_of_ones_own(trgp: Trgp, own: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "In how many tasks"),
+        ("", "give --tasks"),
         ("--tasks 3", "cannot share equally"),
-        ("--tasks 4", "nothing to tell apart"),
+        ("--tasks 4", "nothing to distinguish"),
         ("--tasks 0", "tasks must be a whole number of at least 1"),
         ("--tasks 2 --preset official", "has no preset 'official'"),
     ],

@@ -151,7 +151,7 @@ def test_a_set_of_ones_own_is_prepared_once(
     before = path.stat().st_mtime_ns
     prepare("miniimagenet", tmp_path / "root", given=tmp_path / "gone")
     assert path.stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="mnist is not made of files of yours"):
+    with pytest.raises(ValueError, match="mnist is downloaded; use --from for"):
         prepare("mnist", tmp_path, given=tmp_path / "images")
 
 
@@ -174,7 +174,7 @@ def test_a_pickle_is_refused_with_a_way_to_convert_it_that_works(tmp_path: Path)
 
 
 def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"There is no folder .*gone; give that of"):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*gone; give the folder of"):
         images_in(tmp_path / "gone", size=SMALL)
     with pytest.raises(ValueError, match="holds images of 0 classes, but miniImageNet has 4"):
         images_in(tmp_path, size=SMALL)

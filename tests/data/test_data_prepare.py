@@ -306,7 +306,7 @@ def test_files_that_do_not_decode_are_refused(
     source = mnist(server, digits())
     raw = b"no gzip" if content is None else gzip.compress(content)
     files = (remote(server, source.files[0].file, raw), *source.files[1:])
-    with pytest.raises(ValueError, match=r"do not hold what they should.*prepare mnist` again\.$"):
+    with pytest.raises(ValueError, match=r"are not as published.*prepare mnist` again\.$"):
         prepare("mnist", tmp_path, sources={"mnist": replace(source, files=files)})
     assert left(tmp_path) == []
 
@@ -362,7 +362,7 @@ def test_an_archive_that_is_not_cifar_is_refused(
     server: Server, tmp_path: Path, content: bytes
 ) -> None:
     source = replace(SOURCES["cifar100"], files=(remote(server, "cifar.tar.gz", content),))
-    with pytest.raises(ValueError, match="do not hold what they should"):
+    with pytest.raises(ValueError, match="are not as published"):
         prepare("cifar100", tmp_path, sources={"cifar100": source})
     assert left(tmp_path) == []
 
@@ -380,7 +380,7 @@ def test_links_in_an_archive_are_not_followed(
             link.type, link.linkname = kind, target
             archive.addfile(link)
     source = replace(SOURCES[name], files=(remote(server, "a.tar.gz", out.getvalue()),))
-    with pytest.raises(ValueError, match="do not hold what they should: no "):
+    with pytest.raises(ValueError, match="are not as published: no "):
         prepare(name, tmp_path, sources={name: source})
     assert left(tmp_path) == []
 

@@ -173,11 +173,14 @@ MANGLED: dict[str, tuple[Mangle, str]] = {
         lambda a: a.update(train_images=np.zeros((9, 3, 8, 8), np.uint8)),
         "channels first",
     ),
-    "one-hot labels": (lambda a: a.update(train_labels=np.eye(9, dtype=int)), "one label an image"),
-    "scalar labels": (lambda a: a.update(train_labels=np.array(3)), "one label an image"),
+    "one-hot labels": (
+        lambda a: a.update(train_labels=np.eye(9, dtype=int)),
+        "one label per image",
+    ),
+    "scalar labels": (lambda a: a.update(train_labels=np.array(3)), "one label per image"),
     "short labels": (
         lambda a: a.update(train_labels=a["train_labels"][1:]),
-        "one label an image",
+        "one label per image",
     ),
     "empty train": (
         lambda a: a.update(train_images=a["train_images"][:0], train_labels=a["train_labels"][:0]),
@@ -252,7 +255,7 @@ def test_shapes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> Non
     assert path.stat().st_size < 1 << 18
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="one label an image") as caught:
+        with pytest.raises(ValueError, match="one label per image") as caught:
             load(path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:

@@ -460,8 +460,8 @@ def test_a_network_that_does_not_name_its_units_is_refused_in_a_sentence(tmp_pat
     with pytest.raises(InputError) as caught:
         run(some_tasks(2), "hat", tmp_path / "runs", Heads)
     assert str(caught.value) == (
-        "Heads does not say where its units are, which hat needs; give it a method gates(), as "
-        "the networks in trgp.benchmarks.models have."
+        "Heads does not declare its units, which hat needs; give it a method gates(), as the "
+        "networks in trgp.benchmarks.models have."
     )
     assert not (tmp_path / "runs").exists()
 

@@ -270,7 +270,7 @@ def test_a_network_of_one_width_is_refused_before_anything_is_learnt(tmp_path: P
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (Ungated, "does not say where its units are, which pnn needs; give it a method gates"),
+        (Ungated, "does not declare its units, which pnn needs; give it a method gates"),
         (residual, r"ResNet18 is none: .* Take an MLP, LeNet or AlexNet"),
         (Gated, "grouped is no linear layer and no convolution without groups"),
         (Scaled, "scale belongs to no layer of it"),

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Entry(NamedTuple):
-    """What is known of a benchmark before its data is read."""
+    """The facts about a benchmark that need no data."""
 
     make: Callable[..., Benchmark]
     tasks: int
@@ -49,11 +49,11 @@ class Entry(NamedTuple):
     paper: Mapping[str, Published] = {}
     options: type[Options] = Options
     separate_heads: bool = True
-    """Whether every task has a head of its own, as `Benchmark` says once there is one."""
+    """Whether every task has its own head, as in the loaded `Benchmark`."""
 
     @property
     def says(self) -> str:
-        """Its first line."""
+        """The first line of the benchmark's description."""
         return inspect.getdoc(self.make).partition("\n")[0]  # type: ignore[union-attr]
 
 
@@ -93,8 +93,8 @@ NAMES = tuple(_ENTRIES)
 PAPER = {name: entry.paper for name, entry in _ENTRIES.items() if entry.paper}
 """The TRGP paper's results by benchmark and method, in per cent.
 
-Those on cifar100-superclass are on scrambled pixels, those on five-datasets with MNIST in place
-of Fashion-MNIST: the options of these benchmarks restore both.
+Results on cifar100-superclass use scrambled pixels, those on five-datasets use MNIST in place of
+Fashion-MNIST: options of these benchmarks reproduce both.
 """
 
 
@@ -102,11 +102,11 @@ PAPER_DATA = {
     "cifar100-superclass": "scrambled pixels, as in the preset official",
     "five-datasets": "MNIST in place of Fashion-MNIST, as in the preset official",
 }
-"""Where the paper's results come from other data than the preset `paper` has."""
+"""Benchmarks whose published results come from other data than the preset `paper` uses."""
 
 
 def entry(name: str) -> Entry:
-    """A benchmark by its name, or a user's own by the path of its npz file or as tensors."""
+    """Find a benchmark by name, or a user's own by the path of its npz file or as tensors."""
     if name.endswith(".npz") or name == own.TENSORS:
         return Entry(own.from_file, 0, own.PRESETS)
     if name not in _ENTRIES:
@@ -122,28 +122,29 @@ def load(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Benchmark:
-    """A benchmark's tasks on the device, equal bit for bit wherever the seed is.
+    """Load a benchmark's tasks onto the device; the same seed gives the same bits anywhere.
 
-    The seed changes the validation split (not of pmnist), the permutations of pmnist and
-    permuted-digits, and the classes of split-miniimagenet's tasks. It changes no test image, and
-    in no other benchmark the order of tasks or classes. Initial weights and the order of batches
-    are none of its business: torch's own random state decides them.
+    The seed changes the validation split (except on pmnist), the permutations of pmnist and
+    permuted-digits, and the classes of split-miniimagenet's tasks. It never changes test images,
+    nor the order of tasks or classes of any other benchmark. Initial weights and the order of
+    batches depend on torch's own random state instead.
 
-    name: one of NAMES, or the path of an npz file.
-    root: the folder of the image sets, as for `trgp.benchmarks.data.load`.
-    options: `tasks`, only so many, from the first on (the network then has fewer heads, if they
-        are separate); `model`, another network as module:Class; and the quirks of the published
-        data, off unless given: `mnist_for_fashion` and `fixed_split` for five-datasets,
-        `scrambled`, `fixed_split` and `order` ("A" to "E") for cifar100-superclass,
-        `fixed_classes` for split-miniimagenet.
+    Args:
+        name: one of NAMES, or the path of an npz file.
+        root: the folder of the image sets, as for `trgp.benchmarks.data.load`.
+        options: `tasks`, to use only the first tasks (with fewer heads, if they are separate);
+            `model`, another network as module:Class; and the quirks of the published data, off by
+            default: `mnist_for_fashion` and `fixed_split` for five-datasets, `scrambled`,
+            `fixed_split` and `order` ("A" to "E") for cifar100-superclass, `fixed_classes` for
+            split-miniimagenet.
     """
     found = entry(name)
     chosen = _options(name, found, options)
     if chosen.tasks is None and not found.tasks:
-        raise ValueError(f"In how many tasks shall {name} be learnt? Give --tasks.")
+        raise ValueError(f"The number of tasks of {name} is open; give --tasks.")
     count = found.tasks if chosen.tasks is None else check_count("tasks", chosen.tasks)
     if found.tasks and count > found.tasks:
-        raise ValueError(f"{name} has {found.tasks} tasks; tasks={count} is too many.")
+        raise ValueError(f"{name} has fewer tasks than tasks={count}; give at most {found.tasks}.")
     whole = isinstance(seed, Integral) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r}.")
@@ -164,10 +165,10 @@ def _options(name: str, found: Entry, given: Mapping[str, Any]) -> Options:
 
 
 def _network(path: str, benchmark: Benchmark) -> Callable[[], nn.Module]:
-    """A user's network, told what it asks for of `inputs` (C, H, W), `classes` and `heads`."""
+    """Return a maker of a user's network, which passes `inputs`, `classes` and `heads` if taken."""
     make = imported(path, "model")
     if not callable(make):
-        raise ValueError(f"{path} cannot be called; give a class or a function that makes a net.")
+        raise ValueError(f"{path} cannot be called; give a class or function that makes a network.")
     task = benchmark.tasks[0]
     sizes: dict[str, Any] = {
         "inputs": tuple(task.train.x.shape[1:]),
@@ -176,7 +177,7 @@ def _network(path: str, benchmark: Benchmark) -> Callable[[], nn.Module]:
     }
     try:
         wanted = list(inspect.signature(make).parameters)
-    except (TypeError, ValueError):  # as some classes written in C
+    except (TypeError, ValueError):  # some classes written in C have no signature
         wanted = []
     given = {key: sizes[key] for key in wanted if key in sizes}
 
@@ -185,11 +186,11 @@ def _network(path: str, benchmark: Benchmark) -> Callable[[], nn.Module]:
             network = make(**given)
         except Exception as error:  # a user's network can fail in any way
             raise ValueError(
-                f"{path} could not be made with {given}: {error}; it is told inputs, classes and "
-                "heads where it has parameters of these names, and nothing else."
+                f"{path} could not be made with {given}: {error}; only inputs, classes and "
+                "heads are passed, so give every other parameter a default."
             ) from error
         if not isinstance(network, nn.Module):
-            raise ValueError(f"{path} made a {type(network).__name__}, not an nn.Module.")
+            raise ValueError(f"{path} made a {type(network).__name__}; return an nn.Module.")
         return network
 
     return build

@@ -38,12 +38,12 @@ _TRAINING = {
     "patience": 6,
     "lr_factor": 2.0,
     "lr_min": 1e-5,
-    "test_batch": 500,  # no BatchNorm here: its size changes nothing but speed
+    "test_batch": 500,  # no BatchNorm here, so it changes only speed
 }
 _GPM = {"threshold": (0.98,), "threshold_growth": 0.001, "samples": 125}
 _TRGP = {**_GPM, "selection_samples": 125}
-# Growing networks as the APD paper's code trains APD here: by Adam, with a rate that falls, for 20
-# epochs, of which the best one counts.
+# Growing networks train like APD in the APD paper's code: Adam with a decaying learning rate for 20
+# epochs, keeping the weights of the best epoch.
 _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "batch": 100, "epochs": 20, "patience": 20}
 _GROWING: dict[str, dict[str, Any]] = {
     "pnn": {**_ADAM, "width": 0.17},
@@ -73,15 +73,15 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Options(common.Options):
-    """What can be chosen about CIFAR-100's superclasses."""
+    """Choose tasks, network and data of CIFAR-100 superclasses."""
 
     order: str = "A"
-    """A to E, the order of the superclasses."""
+    """Order of the superclasses, A to E."""
     scrambled: bool = False
-    """The pixels as all published results have them, because the loader they share reads the
-    three planes of an image as if its colours lay side by side."""
+    """Quirk: scramble the pixels, as in all published results: their shared loader reads the three
+    planes of an image as if the colours of each pixel lay side by side."""
     fixed_split: bool = False
-    """Hold out the same images whatever the seed, because that loader always shuffles with
+    """Quirk: hold out the same images for every seed. The published loader always shuffles with
     seed 0."""
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class Options(common.Options):
 
 
 def make(request: Request, options: Options) -> Benchmark:
-    """2375 train, 125 validation and 500 test images a task, pixels divided by 255 only.
+    """2375 train, 125 validation and 500 test images per task, pixels divided by 255 only.
 
     The seed changes which 5 % are held out. It does not change the order of the tasks, nor the
     labels: a class's rank within its superclass.
@@ -121,6 +121,6 @@ def make(request: Request, options: Options) -> Benchmark:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Images (N, 3, 32, 32) whose flat 3 x 32 x 32 vector is read as 32 x 32 x 3."""
+    """Scramble images (N, 3, 32, 32): read their flat 3 x 32 x 32 vector as 32 x 32 x 3."""
     n, channels, height, width = x.shape
     return x.reshape(n, height, width, channels).permute(0, 3, 1, 2).contiguous()

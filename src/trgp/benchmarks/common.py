@@ -1,4 +1,4 @@
-"""What the benchmarks share: tasks, held-out samples, classes, permutations, a set's shape."""
+"""Shared parts of the benchmarks: tasks, presets, held-out samples, classes, permutations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from .data import load as load_set
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task: its samples in three disjoint parts, with labels from 0 to classes - 1."""
+    """One task: samples in three disjoint parts, with labels from 0 to classes - 1."""
 
     name: str
     classes: int
@@ -34,18 +34,18 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A sequence of tasks and the network that the papers learn it with."""
+    """A sequence of tasks, and the papers' network for it."""
 
     name: str
     tasks: tuple[Task, ...]
     make_network: Callable[[], nn.Module]
-    """A new network of the right sizes on the CPU, initialised from torch's random state."""
+    """Makes a network of the right sizes on the CPU, initialised from torch's random state."""
     separate_heads: bool
-    """Whether task t has the head t of its own; else every task uses head 0."""
+    """Whether task t has its own head t; else every task uses head 0."""
 
 
 class Published(NamedTuple):
-    """A method's result as the TRGP paper prints it, in per cent; None where it prints none."""
+    """A method's result as printed in the TRGP paper, in per cent; None if not printed."""
 
     acc: float
     std: float | None = None
@@ -54,34 +54,34 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What can be chosen about a benchmark."""
+    """Choose tasks, network and data of the benchmark."""
 
     tasks: int | None = None
-    """Only so many tasks, from the first on (None: all)."""
+    """Number of tasks, from the first on (None: all)."""
     model: str | None = None
-    """Another network, as module:Class or module:function (None: the papers' own)."""
+    """Your own network, as module:Class or module:function (None: the papers' network)."""
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, str):
-            raise ValueError(f"model must be a text as module:Class, not {self.model!r}.")
+            raise ValueError(f"model must be a string such as module:Class, not {self.model!r}.")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A benchmark's settings by the names of their fields; everything else has its default."""
+    """A benchmark's settings by field name; all other fields keep their defaults."""
 
     every: Mapping[str, Any]
-    """Of training and data, for all methods."""
+    """Settings of training and data for all methods."""
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method its own options, and what it trains with instead."""
+    """By method: its options, and training settings that override `every`."""
 
     def settings(self, method: str) -> dict[str, Any]:
-        """All that is set for one method."""
+        """All settings of one method."""
         return {**self.every, **self.methods.get(method, {})}
 
 
-# The published code's ways that are not the paper's, alike on every benchmark; see the fields of
-# the methods for what each is. Its GPM is that of the GPM paper's code.
+# Deviations of the published code from the paper that are common to all benchmarks; the fields of
+# the methods explain each. Its GPM is that of the GPM paper's code.
 GPM_QUIRKS: Mapping[str, Any] = {"first_task_short": True}
 TRGP_QUIRKS: Mapping[str, Any] = {
     "first_task_short": True,
@@ -93,17 +93,17 @@ TRGP_QUIRKS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of every benchmark alike."""
+    """The arguments that every benchmark takes."""
 
     name: str
     seed: int
     count: int
-    """How many tasks, from the first on."""
+    """Number of tasks, from the first on."""
     root: PathLike | None
     device: torch.device | str
 
     def read(self, name: str, classes: int, *shapes: tuple[int, int, int]) -> ImageSet:
-        """A set from the store, refused where it is not of the kind that this benchmark needs."""
+        """Load a set from the store; raise an error if it does not fit this benchmark."""
         images = load_set(name, self.root)
         shape = images.train_images.shape[1:]
         if images.classes != classes or shape not in shapes:
@@ -117,10 +117,10 @@ class Request:
 
 
 def hold_out(samples: Tensors, percent: int, seed: int | None) -> tuple[Tensors, Tensors]:
-    """Train and validation part: the first so many per cent of a seeded shuffle are held out.
+    """Split into train and validation part: the first `percent` of a seeded shuffle are held out.
 
-    Without a seed nothing is shuffled. The shuffle is that of scikit-learn for the same seed,
-    which the published code uses.
+    Without a seed nothing is shuffled. The shuffle equals scikit-learn's for the same seed, as in
+    the published code.
     """
     n = len(samples)
     order = torch.arange(n) if seed is None else shuffled(n, seed)
@@ -135,7 +135,7 @@ def shuffled(n: int, seed: int) -> Tensor:
 
 
 def of_classes(samples: Tensors, classes: Sequence[int]) -> Tensors:
-    """The samples of some classes in the order they have, labels numbered as the classes come."""
+    """Select the samples of some classes in their order; labels number the classes as given."""
     device = samples.y.device
     number = torch.full((max(int(samples.y.max()), *classes) + 1,), -1, device=device)
     number[list(classes)] = torch.arange(len(classes), device=device)
@@ -147,7 +147,7 @@ def of_classes(samples: Tensors, classes: Sequence[int]) -> Tensors:
 def class_tasks(
     train: Tensors, test: Tensors, groups: Sequence[Sequence[int]], percent: int, seed: int
 ) -> tuple[Task, ...]:
-    """A task for every group of classes, so many per cent of its train samples held out."""
+    """Make a task per group of classes, with `percent` of its train samples held out."""
     tasks = []
     for group in groups:
         kept, held = hold_out(of_classes(train, group), percent, seed)
@@ -159,10 +159,10 @@ def class_tasks(
 def permuted_tasks(
     train: Tensors, valid: Tensors, test: Tensors, classes: int, count: int, seed: int
 ) -> tuple[Task, ...]:
-    """The same samples, their pixels in another order in every task, the first one included.
+    """Make tasks of the same samples with differently permuted pixels, the first task included.
 
-    As in the published code the seed puts 0 to 9 in an order r, and task i is shuffled by the
-    seed 100 r[i] + i. Every task holds a copy: uint8 is small, and a batch is then one gather.
+    As in the published code, the seed puts 0 to 9 in an order r, and task i is shuffled by the
+    seed 100 r[i] + i. Every task stores a copy: uint8 is small, and a batch is then one gather.
     """
     tasks = []
     for i, r in enumerate(shuffled(10, seed)[:count].tolist()):

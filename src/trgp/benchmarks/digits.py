@@ -95,7 +95,7 @@ SPLIT_PRESETS = {
 
 
 def permuted(request: Request, options: Options) -> Benchmark:
-    """Permuted digits, as PMNIST: ten tasks with one head, 1294 train, 143 validation, 360 test.
+    """Permuted digits, like PMNIST: ten tasks with one head, 1294 train, 143 validation, 360 test.
 
     The seed changes the permutations and which tenth of the train images is held out. It does
     not change the test images.
@@ -107,7 +107,7 @@ def permuted(request: Request, options: Options) -> Benchmark:
 
 
 def split(request: Request, options: Options) -> Benchmark:
-    """Split digits: five tasks of two digits, a head each, about 258, 28 and 72 images a task.
+    """Split digits: five tasks of two digits, a head each, about 258, 28 and 72 images per task.
 
     The seed changes which tenth of the train images is held out. It does not change the test
     images, nor the classes: task t has 2 t and 2 t + 1.
@@ -120,17 +120,17 @@ def split(request: Request, options: Options) -> Benchmark:
 
 
 def digits(request: Request) -> tuple[Tensors, Tensors]:
-    """Train and test images as floats in 0 to 1, divided once and for all."""
-    # Its file alone: to import scikit-learn takes as long as some of the runs on it.
+    """Train and test images as floats from 0 to 1, with a fixed split."""
+    # Only its file: importing scikit-learn takes as long as some of the runs on it.
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []
     files = [path for folder in folders if (path := Path(folder, FILE)).is_file()]
     if not files:
         raise ImportError(
-            f"{request.name} is made of scikit-learn's digits; install it with `pip install "
+            f"{request.name} needs scikit-learn's digits; install it with `pip install "
             "'trgp[digits]'`."
         )
-    content = torch.from_numpy(np.loadtxt(files[0], delimiter=","))  # 64 pixels and a label a row
+    content = torch.from_numpy(np.loadtxt(files[0], delimiter=","))  # 64 pixels and a label per row
     x = content[:, :-1].float().div_(16).view(-1, 1, 8, 8)
     samples = Tensors(x, content[:, -1].long()).to(request.device)
     order = shuffled(len(samples), 0).to(samples.y.device)

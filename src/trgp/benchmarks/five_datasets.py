@@ -18,7 +18,7 @@ PAPER = {
     "gpm": Published(91.22, 0.20, -1),
     "trgp": Published(93.56, 0.10, -0.04),
 }
-SETS = {  # each with the constants that normalise it
+SETS = {  # by name: the key of its normalisation
     "cifar10": "cifar10",
     "mnist": "mnist_padded",
     "svhn": "svhn",
@@ -40,9 +40,9 @@ _TRAINING = {
 _GPM = {"threshold": (0.965,), "samples": 100}
 _TRGP = {**_GPM, "selection_samples": 500}
 IMAGES = (*[10] * 9, 50, 50, 50, 50, *[100] * 7)
-"""How many of the samples the published code reads in each of ResNet18's twenty layers."""
+"""Number of samples that the published code uses in each of ResNet18's twenty layers."""
 # Chosen on validation data of the first tasks by records/choose.py; s_max and the sizes of the
-# memories are the GPM paper's, as remembered and not verified.
+# memories are the GPM paper's from memory, unverified.
 _OTHERS: dict[str, dict[str, Any]] = {
     "multitask": {"lr": 0.03},
     "ewc": {"lr": 0.01, "strength": 500.0},
@@ -72,18 +72,18 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Options(common.Options):
-    """What can be chosen about 5-Datasets."""
+    """Choose tasks, network and data of 5-Datasets."""
 
     mnist_for_fashion: bool = False
-    """MNIST once more in place of Fashion-MNIST, with the latter's normalisation, because the
-    published loader asks for Fashion-MNIST in a way that torchvision ignores."""
+    """Quirk: use MNIST again in place of Fashion-MNIST, with the latter's normalisation. The
+    published loader requests Fashion-MNIST in a way that torchvision ignores."""
     fixed_split: bool = False
-    """Hold out the same images whatever the seed, because the published loader always shuffles
-    with seed 1."""
+    """Quirk: hold out the same images for every seed. The published loader always shuffles with
+    seed 1."""
 
 
 def make(request: Request, options: Options) -> Benchmark:
-    """Each set's own train and test images, 5 % of the former held out for validation.
+    """Train and test images of each set, with 5 % of the train images held out for validation.
 
     That is 47 500/2500/10 000, 57 000/3000/10 000, 69 595/3662/26 032, 57 000/3000/10 000 and
     for notMNIST, as prepared here, 16 009/842/1873 (as published, with two unreadable
@@ -98,7 +98,7 @@ def make(request: Request, options: Options) -> Benchmark:
         images = request.read(source, 10, *shapes)
         train = to_tensors(images.train_images, images.train_labels, request.device)
         test = to_tensors(images.test_images, images.test_labels, request.device)
-        # Made three channels last of all: grey images are then seen three times, not copied.
+        # Expand to three channels last, so that grey images are views, not copies.
         parts = [
             Tensors(as_rgb32(source, part.x), part.y, NORMALISATION[norm])
             for part in (*hold_out(train, 5, seed), test)

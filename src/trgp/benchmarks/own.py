@@ -13,11 +13,11 @@ from .data import load as load_set
 from .data.store import Images
 from .models import MLP
 
-TENSORS = "tensors"  # the name of a benchmark that is given as such
+TENSORS = "tensors"  # the name of a benchmark made from tensors
 HELD_OUT = 10  # per cent
 Samples = tuple[Tensor, Tensor]
 
-# A start for data nobody has tried: the training of split CIFAR-100 and its thresholds.
+# A starting point for untested data: training and thresholds of split CIFAR-100.
 _PROJECTION = {"threshold": (0.97,), "samples": 125}
 PRESETS = {
     "paper": Preset(
@@ -28,11 +28,10 @@ PRESETS = {
 
 
 def from_file(request: Request, options: Options) -> Benchmark:
-    """The classes of an npz file in equal groups, as numbered, a task and a head for each.
+    """The classes of an npz file in equal groups by number, with a task and a head per group.
 
-    A tenth of a task's train images is held out, by the seed. Pixels are brought to mean 0 and
-    deviation 1 by channel. The network is an MLP of two hidden layers of 100 unless another is
-    given.
+    The seed holds out a tenth of each task's train images. Pixels are normalised to mean 0 and
+    deviation 1 per channel. The default network is an MLP with two hidden layers of 100 units.
     """
     images = load_set(request.name)
     classes = images.classes
@@ -47,7 +46,7 @@ def from_file(request: Request, options: Options) -> Benchmark:
     if each < 2:
         raise ValueError(
             f"{request.name} has {classes} classes, so that {request.count} tasks would have one "
-            f"each, with nothing to tell apart; give --tasks {possible}."
+            f"each, with nothing to distinguish; give --tasks {possible}."
         )
     norm = statistics(images.train_images)
     train = to_tensors(images.train_images, images.train_labels, request.device, norm)
@@ -55,8 +54,8 @@ def from_file(request: Request, options: Options) -> Benchmark:
     absent = set(range(classes)) - set(images.test_labels.tolist())
     if absent:
         raise ValueError(
-            f"{request.name} has no test image of class {min(absent)}; add some, or leave the "
-            "class out of train."
+            f"{request.name} has no test image of class {min(absent)}; add some, or remove the "
+            "class from train."
         )
     groups = [range(each * t, each * (t + 1)) for t in range(request.count)]
     tasks = class_tasks(train, test, groups, HELD_OUT, request.seed)
@@ -67,13 +66,13 @@ def from_file(request: Request, options: Options) -> Benchmark:
 
 
 def statistics(images: Images) -> Normalisation:
-    """Mean and deviation of the pixels of every channel, in 0 to 1."""
+    """Mean and standard deviation of the pixels per channel, scaled to 0 to 1."""
     counts = np.stack([np.bincount(c.ravel(), minlength=256) for c in np.moveaxis(images, 3, 0)])
     values = np.arange(256) / 255
     share = counts / counts.sum(1, keepdims=True)
     mean = share @ values
     std = np.sqrt(np.maximum(share @ values**2 - mean**2, 0))
-    flat = std < 1e-6  # a channel of one value carries nothing: leave it at 0
+    flat = std < 1e-6  # a constant channel carries no information: it becomes 0
     return Normalisation(tuple(mean.tolist()), tuple(np.where(flat, 1.0, std).tolist()))
 
 
@@ -84,10 +83,10 @@ def from_tensors(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Benchmark:
-    """Tasks given as (train, test), each a pair (x, y): y int64 labels from 0 on.
+    """Make a benchmark from tasks (train, test), each a pair (x, y): y int64 labels from 0 on.
 
-    x is float, taken as it is, or uint8, divided by 255. A tenth of the train samples is held out
-    for validation, by the seed. A network whose forward takes a `head` has one for every task.
+    x is float, used unchanged, or uint8, divided by 255. The seed holds out a tenth of the train
+    samples for validation. A network whose forward takes a `head` has one head per task.
     """
     made: list[Task] = []
     for t, pair in enumerate(tasks):
@@ -95,11 +94,11 @@ def from_tensors(
             (train_x, train_y), (test_x, test_y) = pair
         except (TypeError, ValueError):
             raise ValueError(
-                f"Task {t} is not ((train x, train y), (test x, test y)); give four tensors a task."
+                f"Task {t} is not ((train x, train y), (test x, test y)); give these four tensors."
             ) from None
         train, test = (Tensors(x, y).to(device) for x, y in ((train_x, train_y), (test_x, test_y)))
         if not len(train) or not len(test):
-            raise ValueError(f"Task {t} has no train or no test sample; give some of both.")
+            raise ValueError(f"Task {t} has no train or no test samples; give some of both.")
         if train.x.shape[1:] != test.x.shape[1:]:
             raise ValueError(
                 f"Task {t} has train samples of shape {tuple(train.x.shape[1:])} and test samples "
@@ -115,6 +114,6 @@ def from_tensors(
         classes = int(max(train.y.max(), test.y.max())) + 1
         made.append(Task(f"task {t}", classes, *hold_out(train, HELD_OUT, seed), test))
     if not made:
-        raise ValueError("There is no task; give at least one ((x, y), (x, y)).")
+        raise ValueError("There are no tasks; give at least one ((x, y), (x, y)).")
     heads = "head" in inspect.signature(network().forward).parameters
     return Benchmark(TENSORS, tuple(made), network, heads)

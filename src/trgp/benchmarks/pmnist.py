@@ -28,12 +28,12 @@ PAPER = {
 }
 
 
-# No BatchNorm here: the size of the test batches changes nothing but speed.
+# No BatchNorm here, so the size of the test batches changes only speed.
 _TRAINING = {"lr": 0.01, "batch": 10, "epochs": 5, "test_batch": 1000}
 _GPM = {"threshold": (0.95, 0.99, 0.99), "samples": 300}
 _TRGP = {**_GPM, "selection_samples": 300}
-# Chosen on validation data by records/choose.py, around what is remembered of the GPM paper;
-# memories are of the sizes remembered.
+# Chosen on validation data by records/choose.py, around the GPM paper's settings from memory; the
+# sizes of the memories are from memory too, unverified.
 _OTHERS: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.003},
     "single": {"lr": 0.03},
@@ -44,8 +44,8 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "er": {"lr": 0.01, "memory_size": 1000},
     "lwf": {"lr": 0.003, "strength": 10.0},
 }
-# Chosen on validation data of four tasks by records/choose.py, every method from as many settings:
-# a rate that falls, and for TRGP one scaling matrix a layer over all that is protected.
+# Chosen on validation data of four tasks by records/choose.py, from the same number of settings per
+# method: a decaying learning rate, and for TRGP one scaling matrix per layer over the whole memory.
 _BEST: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.01, "lr_decay": 0.3},
     "single": {"lr": 0.1, "lr_decay": 0.7},
@@ -81,7 +81,7 @@ PRESETS = {
 
 
 def make(request: Request, options: Options) -> Benchmark:
-    """54 000 train, 6000 validation and 10 000 test images a task.
+    """54 000 train, 6000 validation and 10 000 test images per task.
 
     The seed changes the permutations. It does not change the split: the first tenth of MNIST's
     train images is held out.

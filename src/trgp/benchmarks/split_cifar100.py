@@ -40,8 +40,8 @@ _TRAINING = {
 _GPM = {"threshold": (0.97,), "threshold_growth": 0.003, "samples": 125}
 _TRGP = {**_GPM, "selection_samples": 125}
 _IMAGES = (24, 100, 100, 125, 125)
-# Chosen on validation data of the first tasks by records/choose.py, around what is remembered of
-# the GPM paper; memories are of the sizes remembered.
+# Chosen on validation data of the first tasks by records/choose.py, around the GPM paper's settings
+# from memory; the sizes of the memories are from memory too, unverified.
 _OTHERS: dict[str, dict[str, Any]] = {
     "finetune": {"lr": 0.05},
     "single": {"lr": 0.05},
@@ -53,8 +53,8 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "er": {"lr": 0.03, "memory_size": 2000},
     "lwf": {"lr": 0.01, "strength": 2.0},
 }
-# Growing networks by Adam as on the superclasses, for more epochs, since dropout slows them down;
-# APD's l1 is its paper's for ten tasks (of LeNet). Not searched here.
+# Growing networks train with Adam as on the superclasses, for more epochs, since dropout slows them
+# down; APD's l1 is its paper's for ten tasks (with LeNet). Not searched here.
 _ADAM = {"lr": 1e-3, "lr_decay": 0.95, "epochs": 50, "patience": 50}
 _GROWING: dict[str, dict[str, Any]] = {
     "pnn": {**_ADAM, "width": 0.17},
@@ -63,8 +63,8 @@ _GROWING: dict[str, dict[str, Any]] = {
     "apd": {**_ADAM, "l1": 4e-4},
 }
 _PAPER: dict[str, dict[str, Any]] = {"gpm": _GPM, "trgp": _TRGP, **_OTHERS, **_GROWING}
-# Chosen on validation data of all tasks by records/choose.py, for TRGP alone: the rate, and one
-# scaling matrix a layer over all that is protected.
+# Chosen on validation data of all tasks by records/choose.py, for TRGP alone: the learning rate,
+# and one scaling matrix per layer over the whole memory.
 _BEST = {**_TRGP, "lr": 0.05, "scaling_over": "union", "epsilon": 0.0, "top_k": TASKS}
 PRESETS = {
     "paper": Preset(_TRAINING, _PAPER),
@@ -88,7 +88,7 @@ PRESETS = {
 
 
 def make(request: Request, options: Options) -> Benchmark:
-    """4750 train, 250 validation and 1000 test images a task.
+    """4750 train, 250 validation and 1000 test images per task.
 
     The seed changes which 5 % are held out. It does not change the classes: task t has 10 t to
     10 t + 9.

@@ -19,7 +19,7 @@ from .five_datasets import IMAGES
 from .models import ResNet18
 
 TASKS = 20
-PUBLISHED_SEED = 37  # of the published code, which does not run with another
+PUBLISHED_SEED = 37  # of the published code, which runs with no other
 PAPER = {
     "multitask": Published(69.46, 0.62),
     "ewc": Published(52.01, 2.53, -12),
@@ -42,7 +42,7 @@ _TRAINING = {
 }
 _GPM = {"threshold": (0.985,), "samples": 100}
 _TRGP = {**_GPM, "selection_samples": 500}
-# The GPM paper's settings of the methods it compares with, as remembered and not verified.
+# The GPM paper's settings of its baselines, from memory, unverified.
 _OTHERS: dict[str, dict[str, Any]] = {
     "ewc": {"lr": 0.03, "strength": 5000.0},
     "hat": {"lr": 0.03, "s_max": 400.0, "sparsity": 0.75},
@@ -53,7 +53,7 @@ PRESETS = {
     "paper": Preset(
         _TRAINING,
         {
-            # "As GPM", whose threshold grows so (as remembered, not verified); the code's does not.
+            # "As GPM", whose threshold grows so (from memory, unverified); the code's does not.
             "gpm": {**_GPM, "threshold_growth": 0.0003},
             "trgp": {**_TRGP, "threshold_growth": 0.0003},
             **_OTHERS,
@@ -79,14 +79,14 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Options(common.Options):
-    """What can be chosen about miniImageNet."""
+    """Choose tasks, network and data of miniImageNet."""
 
     fixed_classes: bool = False
-    """The published tasks whatever the seed: their classes are those of seed 37."""
+    """Quirk: use the published tasks, whose classes are those of seed 37, for every seed."""
 
 
 def make(request: Request, options: Options) -> Benchmark:
-    """2450 train, 50 validation and 500 test images a task.
+    """2450 train, 50 validation and 500 test images per task.
 
     The seed changes which classes make up which task (37 gives the published tasks) and which
     2 % of the train images are held out. It does not change the train and test images.

@@ -1,4 +1,4 @@
-"""The methods: each says in one short file what it changes about plain SGD."""
+"""The methods, one short file each: the changes that a method makes to plain SGD."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ METHODS: Mapping[str, type[Method]] = {
 
 
 def find(name: str) -> type[Method]:
-    """A method by its name, or a user's own as `module:Class`."""
+    """Find a method by its name, or a user's own by `module:Class`."""
     if not isinstance(name, str):
         raise TypeError(f"A method is given by its name or as 'module:Class', not as {name!r}.")
     if ":" in name:
@@ -67,7 +67,7 @@ def find(name: str) -> type[Method]:
             raise ValueError(f"{name} is no method; derive it from trgp.methods.Method.")
         if not isinstance(getattr(found, "about", None), About):
             raise ValueError(
-                f"{name} has no `about`; give it an About that says what the method is and needs."
+                f"{name} has no `about`; give it an About that describes the method and its needs."
             )
         for field in dataclasses.fields(found):
             if field.default is field.default_factory is dataclasses.MISSING:

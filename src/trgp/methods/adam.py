@@ -10,12 +10,12 @@ from ..types import Params, Rate, State
 from .base import Grads
 
 ADAM = "adam"
-"""Where a method keeps the moments in its state; it belongs into `moving`."""
+"""The key of the moments in a method's state; the method lists it in `moving`."""
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def moments(params: Params, names: Iterable[str]) -> State:
-    """Moments at 0 of some parameters, and a count of steps."""
+    """Initial moments (0) for the named parameters, and a step count."""
     own = sorted(names)
     zeros = {name: torch.zeros_like(params[name]) for name in own}
     return {
@@ -28,9 +28,9 @@ def moments(params: Params, names: Iterable[str]) -> State:
 def adam(
     params: Params, grads: Grads, state: State, lr: Rate
 ) -> tuple[dict[str, Tensor], dict[str, State]]:
-    """The parameters after a step, and the new moments by their place in the state.
+    """Return the parameters after a step, and the new moments under their key of the state.
 
-    A gradient that was always 0 moves nothing, so masked gradients keep weights to the bit.
+    A gradient that was always 0 moves nothing, so masked weights keep their exact bits.
     """
     before = level(state, ADAM)
     mean, square = tensors(level(before, "mean")), tensors(level(before, "square"))

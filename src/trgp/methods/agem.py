@@ -1,6 +1,6 @@
 """Averaged gradient episodic memory, A-GEM (Chaudhry et al., ICLR 2019).
 
-Each task leaves some examples. A gradient g that would raise the mean loss on a random batch of
+Each task stores some examples. A gradient g that would raise the mean loss on a random batch of
 them, g . g_ref < 0, is projected: g - (g . g_ref / g_ref . g_ref) g_ref.
 """
 
@@ -19,7 +19,7 @@ from .base import About, Batch, Context, Grads, Method
 
 @dataclass(frozen=True)
 class AGEM(Method):
-    """A step may not raise the mean loss on stored examples, to first order."""
+    """Project gradients so that a step does not raise the mean loss on stored examples."""
 
     about: ClassVar[About] = About(
         family="replay",
@@ -30,11 +30,11 @@ class AGEM(Method):
     consumes: ClassVar[bool] = True
 
     memory_size: int = 1000
-    """Examples that are stored, of all tasks together, the same number of each; where there are
-    more tasks than examples, one of each of the first."""
+    """Number of stored examples over all tasks, split equally between them. With more tasks than
+    examples, the first tasks store one each."""
     reference_size: int = 0
-    """Stored examples, drawn anew in every step, whose mean loss must not rise: 256 in the authors'
-    code (0: as many as the batch has samples)."""
+    """Number of stored examples drawn in every step, whose mean loss must not rise. 0: the batch
+    size. The authors' code uses 256."""
 
     def __post_init__(self) -> None:
         check_count("memory_size", self.memory_size)
@@ -65,7 +65,7 @@ class AGEM(Method):
         filled = torch.full((), len(held["y"]), device=batch.y.device)
         u = batch.u[: self.reference_size or len(batch.y)]
         them = memory.unpacked(memory.picked(held, u, filled), state)
-        # What old heads are trained by counts as well, though the batch's loss does not reach it.
+        # Gradients of old heads count too, although the batch's loss does not depend on them.
         with torch.enable_grad():
             free = {name: params[name].detach().requires_grad_() for name in trained}
             loss = memory.loss(self.network, {**params, **free}, them)
@@ -83,7 +83,7 @@ class AGEM(Method):
 
 
 def projected(grads: Grads, reference: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients without what points against the reference; themselves where nothing does."""
+    """Remove the component that opposes the reference; other gradients stay unchanged."""
     own = {name: torch.zeros_like(r) for name, r in reference.items()}
     own |= {name: g for name, g in grads.items() if isinstance(g, Tensor)}
     shared = sorted(reference)

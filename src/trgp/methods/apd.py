@@ -1,13 +1,14 @@
 """Additive Parameter Decomposition, APD (Yoon et al., ICLR 2020).
 
 A layer's weights in task t are S sigmoid(v_t) + T_t: shared weights under a mask, one number per
-output, and sparse weights of the task's own. Old tasks keep their masks; their T_j go on training,
-so that their weights stay where they were while S moves. After every few tasks, what the T_j of a
-cluster of tasks have in common is kept once, as a locally shared part L.
+output, and task-specific sparse weights. Old tasks keep their masks; their T_j continue to train,
+so that their weights stay where they were while S moves. After every few tasks, the common part of
+the T_j of a cluster of tasks is stored once, as a locally shared part L.
 
-Differences from the published code: T_j are cut to their large entries when they are stored, not in
-evaluation alone, so that what is counted is what is kept; the best weights are those of the lowest
-validation loss of any epoch; norm layers, which its network lacks, are a task's own as biases are.
+Differences from the published code: T_j are cut to their large entries when they are stored, not
+only in evaluation, so that the counted entries are the stored ones; the best weights are those of
+the lowest validation loss of any epoch; norm layers, which its network lacks, are per task, as
+biases are.
 """
 
 import math
@@ -35,7 +36,7 @@ ADAPTIVE, MASK = "adaptive ", "mask "  # begin the names of T (tasks, o, ...) an
 
 @dataclass(frozen=True)
 class APD(Method):
-    """Shared weights under a task's mask, and sparse weights of its own."""
+    """Shared weights under per-task masks, plus sparse weights per task."""
 
     about: ClassVar[About] = About(
         family="growing",
@@ -49,19 +50,19 @@ class APD(Method):
     moving: ClassVar[tuple[str, ...]] = (ADAM,)
 
     l1: float = 6e-4
-    """Weight of the sum of all |T_j|."""
+    """Weight of the l1 penalty, the sum of all |T_j|."""
     cut: float = 6e-4
-    """Entries of T_j and L up to this size are not kept."""
+    """Magnitude up to which entries of T_j and L are set to 0."""
     decay: float = 1e-4
-    """Weight of half the squares of T_t and v_t, in the first task of S too."""
+    """Weight decay of T_t and v_t, and of S in the first task: weight of half the squares."""
     drift: float = 100.0
-    """Weight of half the squared distance of old tasks' weights from where they were."""
+    """Weight of half the squared distance of old tasks' weights from their stored values."""
     consolidate_every: int = 5
-    """Tasks between consolidations, each of which adds clusters."""
+    """Number of tasks between consolidations, each of which adds clusters."""
     clusters: int = 2
-    """Clusters that a consolidation adds."""
+    """Number of clusters that a consolidation adds."""
     spread: float = 0.01
-    """Entries of a cluster's T_j that differ by no more than this are kept once."""
+    """Largest difference between a cluster's T_j at which an entry is stored once for all."""
 
     def __post_init__(self) -> None:
         for name in ("l1", "cut", "decay", "drift", "spread"):
@@ -78,12 +79,12 @@ class APD(Method):
     def check(self) -> None:
         if not self.layers:
             raise ValueError(
-                f"{type(self.network.module).__name__} has no layer before its heads, whose "
+                f"{type(self.network.module).__name__} has no layer before its heads whose "
                 "weights apd could share; take a network with one."
             )
 
     def stackable(self) -> bool:
-        """Steps are spent on memory, not on overhead, which is all that a stack saves."""
+        """Return False: memory bandwidth bounds the steps, and vmapped runs save only overhead."""
         return False
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
@@ -97,7 +98,7 @@ class APD(Method):
             v, size = torch.empty(len(S)), 1 / math.sqrt(len(S))
             torch.nn.init.trunc_normal_(v, 0.0, size, -2 * size, 2 * size, generator=draw)
             params[MASK + name] = v.to(S)
-        # All that does not move while the task is learnt.
+        # Everything that stays constant while the task is learnt.
         kept = {key: ctx.state[key] for key in ctx.state if key not in ("adaptive", "shared")}
         if adaptive:
             masks = tensors(level(ctx.state, "masks"))
@@ -112,7 +113,7 @@ class APD(Method):
         return fit + torch.stack([self.penalty(n, params, state) for n in self.layers]).sum()
 
     def penalty(self, name: str, params: Params, state: State) -> Tensor:
-        """The price of a layer's own weights, and of moving those of old tasks."""
+        """Penalty on a layer's task-specific weights and on moving the weights of old tasks."""
         S, T, v = (params[prefix + name] for prefix in ("", ADAPTIVE, MASK))
         squares = T[-1].square().sum() + v.square().sum()
         targets = tensors(level(state, "targets"))
@@ -128,7 +129,7 @@ class APD(Method):
         return adam(params, grads, state, lr)
 
     def composed(self, params: Params, cut: float) -> dict[str, Tensor]:
-        """The newest task's weights as the network names them, from large entries of T alone."""
+        """The newest task's weights by their names in the network, from large entries of T only."""
         plain = {name: p for name, p in params.items() if name in self.network.names}
         for name in self.layers:
             own = large(params[ADAPTIVE + name][-1], cut)
@@ -142,7 +143,7 @@ class APD(Method):
         return self.composed(params, self.cut) if MASK + self.layers[0] in params else params
 
     def weight(self, name: str, state: State, task: int) -> Tensor:
-        """A finished task's weight, from what is kept."""
+        """Compute a finished task's weight from the stored parts."""
         S, masks, T = (tensors(level(state, key))[name] for key in ("shared", "masks", "adaptive"))
         found = masked(S, masks[task : task + 1])[0] + T[task]
         cluster = cluster_of(state, name, task)
@@ -169,7 +170,7 @@ class APD(Method):
         return params, state
 
     def consolidated(self, state: State, ctx: Context) -> State:
-        """The state with every layer's tasks clustered anew."""
+        """Cluster the tasks of every layer again and return the new state."""
         count = ctx.task + 1
         most = self.clusters * count // self.consolidate_every
         found: dict[str, dict[str, Tensor]] = {"adaptive": {}, "local": {}, "member": {}}
@@ -202,16 +203,16 @@ class APD(Method):
 
 
 def masked(S: Tensor, masks: Tensor) -> Tensor:
-    """S (o, ...) under each of some masks (k, o): (k, o, ...)."""
+    """Apply masks (k, o) to S (o, ...), giving (k, o, ...)."""
     return S * torch.sigmoid(masks).view(*masks.shape, *[1] * (S.dim() - 1))
 
 
 def large(T: Tensor, cut: float) -> Tensor:
-    """T with small entries at 0."""
+    """Set the small entries of T to 0."""
     return torch.where(T.abs() > cut, T, torch.zeros_like(T)) if cut else T
 
 
 def cluster_of(state: State, name: str, task: int) -> int:
-    """A task's cluster in a layer, -1 where it shares with no other."""
+    """A task's cluster in a layer, or -1 if it shares with no other task."""
     member: Mapping[str, Tensor] = tensors(level(state, "member"))
     return int(member[name][task]) if name in member and task < len(member[name]) else -1

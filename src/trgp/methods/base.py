@@ -1,8 +1,9 @@
-"""What a method is: the places where it differs from plain SGD.
+"""The interface of a method: the hooks where it can differ from plain SGD.
 
 A method is a frozen dataclass: its fields are its options, and the command line is made from them.
-What runs in every step (`loss`, `step`, `weights_for`) is pure functions of explicit tensors and
-depends on shapes alone; what runs once a task (`begin_task`, `end_task`) is ordinary Python.
+The functions of every step (`loss`, `step`, `weights_for`) are pure functions of explicit tensors
+and depend on shapes alone; those called once per task (`begin_task`, `end_task`) are ordinary
+Python.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,13 @@ from ..types import Params, Rate, State
 from .loss import cross_entropy
 
 GATE = "gate "
-"""Begins the names, among the weights a network is given, of factors (channels,) on a module's
+"""Name prefix, among the weights passed to a network, of factors (channels,) on a module's
 input."""
 EARLY = "early inputs"
-"""Where in the state `step` finds, by the name of a weight, what `early` has made of its input."""
+"""Key of the state under which `step` finds the results of `early`, by the name of a weight."""
 BENT = "bent "
-"""Begins the names of two tensors B (n, r) and S (r, r), as in 'bent fc1/B', that make a module's
-input x (..., n) into x + x B S' B'."""
+"""Name prefix of the tensors B (n, r) and S (r, r), as in 'bent fc1/B', of a low-rank input
+correction: the module's input x (..., n) becomes x + x B S' B'."""
 
 
 class Batch(NamedTuple):
@@ -35,14 +36,14 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     task: int
-    head: int  # of the network, 0 where all tasks share one
-    u: Tensor | None = None  # as many uniform random numbers as the method asks for
-    first: bool = False  # whether it is the task's first epoch: the samples are new
+    head: int  # index of the network's head; 0 if all tasks share one
+    u: Tensor | None = None  # uniform random numbers, as many as `random_numbers` says
+    first: bool = False  # whether this is the task's first epoch, with new samples
     progress: Rate = 0.0  # from 0 at the epoch's first batch to 1 at its last
 
 
 class Factors(NamedTuple):
-    """A linear layer's weight gradient as the factors it is made of: G = delta' x."""
+    """The factors of a linear layer's weight gradient, G = delta' x."""
 
     delta: Tensor  # (b, o), the gradient of the layer's output
     x: Tensor  # (b, n), its input
@@ -52,7 +53,7 @@ Grads = Mapping[str, Tensor | Factors]
 
 
 class Network(Protocol):
-    """The network of one run as a function of parameters, which are always given."""
+    """The network of one run, as a function of explicit parameters."""
 
     module: nn.Module
     device: torch.device
@@ -64,7 +65,7 @@ class Network(Protocol):
     nbytes: int
     weights: int
     example: Tensor | None
-    """Some samples, once the tasks have been seen."""
+    """Some samples, available once the tasks are known."""
 
     def __call__(self, params: Params, x: Tensor, head: int) -> Tensor:
         """The logits of one head."""
@@ -73,10 +74,10 @@ class Network(Protocol):
         """The logits of all heads, (heads, samples, classes)."""
 
     def rounding(self) -> AbstractContextManager[None]:
-        """While this is open, passes forward and backward are rounded as the run asks."""
+        """Round forward and backward passes within the context, as the run configures."""
 
     def exact(self) -> AbstractContextManager[None]:
-        """While this is open, nothing is rounded."""
+        """Disable rounding within the context."""
 
     def initial_params(self, task: int = 0) -> dict[str, Tensor]:
         """Parameters and buffers as initialised for a task."""
@@ -88,17 +89,17 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The samples of an index: x float, y int64."""
+        """The indexed samples: x float, y int64."""
 
     @property
     def scale(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation that pixels are normalised by; None of samples as floats."""
+        """Mean and standard deviation that normalise pixels; None for float samples."""
 
 
 class Child(NamedTuple):
-    """A network to train: where it starts, and the method whose loss and step train it.
+    """A network to train: its initial tensors, and the method whose loss and step train it.
 
-    Its tensors may have other shapes than the benchmark's network, as long as they fit each other.
+    Its tensors may differ in shape from the benchmark's network, as long as they fit each other.
     """
 
     method: "Method"
@@ -138,7 +139,7 @@ class Context(Protocol):
     def seed(self) -> int: ...
 
     def samples(self, count: int, purpose: str) -> Batch:
-        """So many random train samples of the task (all, if it has fewer)."""
+        """Draw `count` random train samples of the task (all, if it has fewer)."""
 
     def batches(self, size: int, purpose: str) -> Iterator[Batch]:
         """All train samples of the task once, in a random order."""
@@ -150,138 +151,139 @@ class Context(Protocol):
         size: int,
         purpose: str,
     ) -> None:
-        """Add to totals, by name, what is computed of every batch of the train samples."""
+        """Add `of(batch)` of every batch of the train samples to the totals, by name."""
 
     def gradients(self, method: "Method", batch: Batch) -> Grads:
-        """Of the loss at `params`, without dropout and in full precision."""
+        """Gradients of the loss at `params`, without dropout and in full precision."""
 
     def train_children(
         self, children: Sequence[Child], epochs: int, purpose: str
     ) -> list[TrainedChild]:
-        """Children trained on the task's samples as the task itself is, for so many epochs at most.
+        """Train children on the task's samples with the task's schedule, for at most `epochs`.
 
-        Each comes back with its loss and accuracy on the task's validation samples.
+        Each returns with its loss and accuracy on the task's validation samples.
         """
 
     def initial_params(self) -> Params:
-        """A network freshly initialised for this task."""
+        """Parameters of a network freshly initialised for this task."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What `trgp list methods` says, and what the runner must know beforehand."""
+    """Description for `trgp list methods`, and facts that a run needs in advance."""
 
     family: str
     stores: str
     paper: str
     task_id_at_test: bool
-    """Whether an old task must be named to be evaluated, heads apart."""
+    """Whether evaluating an old task needs its id, even apart from its head."""
     several_heads: bool = False
-    """Whether it needs a head for every task."""
+    """Whether the method needs a head per task."""
     joint: bool = False
     """Whether all tasks are learnt at once, not one after another."""
     holds_network: bool = False
-    """Whether its state holds all that is kept in the end, the network's weights among it."""
+    """Whether the final state contains everything stored, including the network's weights."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a method tells about a finished run, beside its accuracies."""
+    """Facts about a finished run that a method reports in addition to accuracies."""
 
     form: str | None = None
-    """Which of several equivalent computations it used."""
+    """The name of the computation used, where several are equivalent."""
     selected: Mapping[int, Mapping[str, list[int]]] | None = None
-    """By task and layer the old tasks it trusts, strongest first."""
+    """By task and layer: the trusted tasks, strongest first."""
     ranks: Mapping[str, list[int]] | None = None
-    """By layer the protected directions after every task."""
+    """By layer: the number of protected directions after every task."""
     figures: Mapping[str, float] | None = None
-    """Whatever else is worth a number, by its name."""
+    """Further figures by name."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """Plain SGD, of which every method is a change."""
+    """Plain SGD, which every method changes."""
 
     about: ClassVar[About]
     moving: ClassVar[tuple[str, ...]] = ()
-    """The keys of the state that a step changes: they are restored with the best weights."""
+    """Keys of the state that a step changes; they are restored with the best weights."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Which of a batch's `first` and `progress` its functions read; others are not kept up."""
+    """The batch fields `first` and `progress` that the functions read; others are not updated."""
 
     between_tasks: ClassVar[tuple[str, ...]] = ()
-    """Options with defaults that neither `loss` nor `step` reads: runs that differ in them can
-    share steps. A subclass whose steps do read one leaves it out."""
+    """Options with defaults that neither `loss` nor `step` reads: runs that differ only in them
+    share steps. A subclass whose steps read one leaves it out."""
 
     consumes: ClassVar[bool] = True
-    """Whether `step` reads nothing of `params` once it has called `sgd` or its parent's step, which
-    may then write into them. Holds for the class that says it and defines `step`, no other."""
+    """Whether `step` stops reading `params` after calling `sgd` or its parent's step, so that these
+    may update them in place. Applies only to the class that sets it and defines `step`."""
 
     resizes: ClassVar[bool] = False
-    """Whether its parameters have other names or shapes than the network's own."""
+    """Whether parameters differ in name or shape from the network's own."""
 
-    network: ClassVar[Network]  # of the one run it is bound to
+    network: ClassVar[Network]  # of the run that the method is bound to
 
     def bind(self, network: Network) -> Self:
-        """The method for one network, which its functions find as `self.network`."""
+        """Bind the method to a network, available as `self.network`."""
         bound = copy(self)
-        vars(bound)["network"] = network  # no option, so no field, and the fields are frozen
+        vars(bound)["network"] = network  # not an option, hence no field; fields are frozen
         return bound
 
     def check(self) -> None:
-        """Refuse a network that the options do not fit, before anything is learnt."""
+        """Raise an error before training if the options do not fit the network."""
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
-        """Before a task: the parameters to train and the state, in place of those in ctx."""
+        """Start a task: return the parameters to train and the state, replacing those in ctx."""
         return ctx.params, ctx.state
 
     def frozen(self, task: int) -> frozenset[str]:
-        """Names of what is not trained in a task."""
+        """Names of the parameters that a task does not train."""
         return frozenset()
 
     def train_mode(self, task: int) -> None:
-        """Put the network in the mode it is trained in."""
+        """Put the network in training mode."""
         self.network.module.train()
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
-        """Names of linear weights whose gradients `step` wants as factors."""
+        """Names of linear weights whose gradients `step` takes as factors."""
         return frozenset()
 
     def early(self, weight: str, x: Tensor, params: Params, state: State) -> State:
-        """What `step` needs of the input x (b, n) of a factored weight, and of no gradient.
+        """Precompute what `step` needs from the input x (b, n) of a factored weight alone.
 
-        Asked for in a stack, where it is computed while the pass goes on.
+        Called for vmapped runs only, during the forward pass.
         """
         return {}
 
     def random_numbers(self, batch_size: int) -> int:
-        """How many uniform random numbers a step needs, as `batch.u`: it must not draw itself."""
+        """Number of uniform random numbers in `batch.u` per step; a step must not draw itself."""
         return 0
 
     def stackable(self) -> bool:
-        """Whether `loss` and `step` can be vmapped over runs from several seeds."""
+        """Whether `loss` and `step` can be vmapped over runs with several seeds."""
         return True
 
     def padded(self, state: State) -> State:
-        """What `loss` and `step` need of it, in a stack, by the same names and in the same shapes
-        for every seed.
+        """Bring the state to the same names and shapes for every seed, for vmapped runs.
 
-        What moves stays as it is. The rest may be in any form that `loss` and `step` know.
+        Entries in `moving` stay unchanged. The others may take any form that `loss` and `step`
+        accept.
         """
         return state
 
     def to_stack(self, params: Params, state: State) -> Params:
-        """The parameters in a stack, by the same names and in the same shapes for every seed.
+        """Bring the parameters to the same names and shapes for every seed, for vmapped runs.
 
-        Called when an epoch begins, with a run's own parameters and state. Those that a run alone
-        does not have get no gradient: if they change, `step` changes them.
+        Called when an epoch begins, with a run's own parameters and state. Added parameters get no
+        gradient: only `step` can change them.
         """
         return params
 
     def from_stack(self, stacked: Params, params: Params, state: State) -> Params:
-        """A run's own parameters when the epoch has ended with those of a stack.
+        """Convert parameters of vmapped runs back to a run's own after an epoch.
 
-        It began with `params` and `state`, from which these come by the same names and shapes.
+        `params` and `state` are the run's own from the start of the epoch; the result has their
+        names and shapes.
         """
         return stacked
 
@@ -293,25 +295,25 @@ class Method:
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        """The parameters after a step, and those entries of the state that it changes.
+        """Return the parameters after a step, and the entries of the state that it changes.
 
-        `grads` holds what the loss depends on; everything else stays as it is.
+        `grads` has the parameters that the loss depends on; all others stay unchanged.
         """
         return sgd(params, grads, lr), {}
 
     def may_consume(self) -> bool:
-        """Whether the parameters can be given away to a step."""
+        """Whether a step may update the parameters in place."""
         owner = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
         return bool(vars(owner).get("consumes", False))
 
     def end_task(self, ctx: Context) -> tuple[Params, State]:
-        """After a task: the parameters to go on from and the state."""
+        """Finish a task: return the parameters for the next one and the state."""
         return ctx.params, ctx.state
 
     def weights_for(self, params: Params, state: State, task: int) -> Params:
-        """The parameters that the network computes with in a task, by their names in it.
+        """The parameters that the network computes with in a task, by their names in the network.
 
-        While a task is learnt it is called for that task alone, between tasks for any.
+        During training it is called for the current task only; between tasks, for any task.
         """
         return params
 
@@ -321,7 +323,7 @@ class Method:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The network in eval mode, in the middle of a step that trains it."""
+    """Put the network in eval mode within the context, for use inside a training step."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -332,12 +334,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def sgd(params: Params, grads: Grads, lr: Rate) -> dict[str, Tensor]:
-    """A plain step along all gradients that are no factors."""
+    """Take a plain step along all gradients except factors."""
     along = {name: grad for name, grad in grads.items() if isinstance(grad, Tensor)}
-    if any(map(is_batchedtensor, along.values())):  # vmap has no rule for what follows
+    if any(map(is_batchedtensor, along.values())):  # vmap has no rule for the in-place update below
         return {**params, **{name: params[name] - lr * grad for name, grad in along.items()}}
     new = {name: writable(params[name]) for name in along}
-    # A network may have parameters of several.
+    # A network may have parameters of several dtypes.
     for kind in {tensor.dtype for tensor in new.values()}:
         names = [name for name, tensor in new.items() if tensor.dtype == kind]
         descend([new[name] for name in names], [along[name] for name in names], lr)

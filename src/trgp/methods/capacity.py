@@ -1,8 +1,8 @@
-"""The size of all that a method keeps, in per cent of the benchmark's network.
+"""Size of everything that a method stores, in per cent of the benchmark's network.
 
-Counted are numbers that are not 0. The published rule, of the APD paper's code, counts one head and
-one set of biases, the newest task's; the other counts every task's. Both are held against the
-weights of one network with a head for every task.
+Both rules count nonzero entries. The published rule, from the APD paper's code, counts one head and
+one set of biases, those of the newest task; the other rule counts those of every task. Both are
+divided by the weights of one network with a head per task.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,9 @@ PUBLISHED, WHOLE = "capacity by the published rule, %", "capacity with all heads
 
 
 def capacity(network: Network, state: State) -> Mapping[str, float]:
-    """By both rules, of a state whose level "own" holds each task's head, biases and norm layers.
+    """Capacity by both rules; the level "own" of the state has each task's head, biases and norms.
 
-    All the rest counts as shared, but for whole numbers, such as widths and memberships.
+    Everything else counts as shared, except integers, such as widths and memberships.
     """
     own = level(state, "own")
     if not own:

@@ -1,9 +1,9 @@
-"""A network as a chain of layers, whose widths a method can choose.
+"""A network as a chain of layers with adjustable widths.
 
-The chain is read off the network's `gates()`: units between layers, each made by one linear layer
-or convolution and seen by the next, the last by the heads. A weight is opened as (outputs, units
-seen, inputs per unit and kernel), in which a unit is one column whatever comes between: a map that
-is flattened gives its unit as many inputs as it has places.
+The chain is read from the network's `gates()`: units between layers, each produced by one linear
+layer or convolution and read by the next, the last by the heads. A weight is opened as (outputs,
+input units, inputs per unit and kernel), where each input unit is one column: a flattened map gives
+its unit one input per position.
 """
 
 import math
@@ -23,25 +23,25 @@ Widths = Sequence[int]
 
 @dataclass(frozen=True)
 class Chain:
-    """The layers of a network, first to last, and how wide they are."""
+    """The layers of a network, first to last, and their widths."""
 
     layers: tuple[str, ...]
-    """The modules' names."""
+    """Names of the modules."""
     units: tuple[int, ...]
-    """The outputs of each layer in the benchmark's network."""
+    """Outputs of each layer in the benchmark's network."""
     initial: Params
-    """The benchmark's network as first initialised, whose spread new weights are drawn with."""
+    """Initial parameters of the benchmark's network; new weights are drawn with their spread."""
     places: Mapping[str, int]
-    """By name the layer whose units a bias, a norm layer's tensor or a weight is for; heads come
-    after the last. What is for no unit has none."""
+    """By name: the index of the layer whose units a weight, bias or norm layer's tensor belongs to.
+    Heads come after the last layer; tensors without units are absent."""
 
     @property
     def weights(self) -> list[str]:
-        """The names of the layers' weights."""
+        """Names of the layers' weights."""
         return [f"{name}.weight" for name in self.layers]
 
     def shape(self, name: str, widths: Widths) -> tuple[int, ...]:
-        """A tensor's shape where layers have these widths."""
+        """A tensor's shape for layers of these widths."""
         shape = tuple(self.initial[name].shape)
         place = self.places.get(name)
         if place is None:
@@ -55,18 +55,18 @@ class Chain:
         return outputs, shape[1] // self.units[place - 1] * widths[place - 1], *shape[2:]
 
     def seen(self, name: str, widths: Widths) -> int:
-        """How many units a weight sees: of the layer before, or the network's input channels."""
+        """Number of input units of a weight: the previous layer's, or the input channels."""
         place = self.places[name]
         return widths[place - 1] if place else int(self.initial[name].shape[1])
 
     def opened(self, name: str, weight: Tensor, widths: Widths) -> Tensor:
-        """A weight as (outputs, units seen, inputs per unit), or a vector as it is."""
+        """Reshape a weight to (outputs, input units, inputs per unit); keep a vector unchanged."""
         if weight.dim() == 1:
             return weight
         return weight.reshape(len(weight), self.seen(name, widths), -1)
 
     def part(self, params: Params, widths: Widths) -> dict[str, Tensor]:
-        """The tensors of the first units of every layer."""
+        """Cut the tensors to the first units of every layer."""
         return {
             name: tensor[tuple(slice(0, n) for n in self.shape(name, widths))].clone()
             for name, tensor in params.items()
@@ -75,7 +75,7 @@ class Chain:
     def chosen(
         self, params: Params, widths: Widths, units: Sequence[Sequence[int]]
     ) -> dict[str, Tensor]:
-        """The tensors of some units of every layer, in the order given; one may come twice."""
+        """Select units of every layer, in the order given; a unit may be repeated."""
         found = {}
         counts = [len(own) for own in units]
         for name, tensor in params.items():
@@ -92,10 +92,10 @@ class Chain:
         return found
 
     def drawn(self, names: Iterable[str], widths: Widths, *key: int | str) -> dict[str, Tensor]:
-        """New tensors for these widths: weights normal, spread as the network's first ones are.
+        """Draw tensors for these widths: normal weights with the spread of the initial ones.
 
-        Where a weight sees fewer inputs its spread is larger, by the root of the ratio. Biases and
-        norm layers begin as the network's do, over again where there are more of them.
+        A weight with fewer inputs has a larger spread, by the root of the ratio. Biases and norm
+        layers start from the network's initial values, repeated where there are more units.
         """
         found = {}
         for name in names:
@@ -110,12 +110,12 @@ class Chain:
 
 
 def chain_of(network: Network, method: str) -> Chain:
-    """The network as a chain; one that is none is refused in a sentence."""
+    """Read the network as a chain, or raise a ValueError that says why it is none."""
     module = network.module
     if not hasattr(module, "gates"):
         raise ValueError(
-            f"{type(module).__name__} does not say where its units are, which {method} needs; give "
-            "it a method gates(), as the networks in trgp.benchmarks.models have."
+            f"{type(module).__name__} does not declare its units, which {method} needs; give it a "
+            "method gates(), as the networks in trgp.benchmarks.models have."
         )
     gates: list[Gate] = module.gates()  # type: ignore[operator]
     try:
@@ -131,7 +131,7 @@ def chain_of(network: Network, method: str) -> Chain:
 
 
 class _NoChainError(Exception):
-    """Says why a network is no chain."""
+    """The reason why a network is no chain."""
 
 
 def _chained(network: Network, gates: Sequence[Gate]) -> Chain:
@@ -143,7 +143,7 @@ def _chained(network: Network, gates: Sequence[Gate]) -> Chain:
     for gate, after in zip(gates, layers[1:], strict=False):
         if gate.consumers != (after,):
             seen = ", ".join(gate.consumers)
-            raise _NoChainError(f"the units of {gate.producers[0]} are seen by {seen}")
+            raise _NoChainError(f"the units of {gate.producers[0]} are read by {seen}")
     places = {
         name: place
         for place, gate in enumerate(gates)
@@ -164,7 +164,7 @@ def _chained(network: Network, gates: Sequence[Gate]) -> Chain:
 
 
 def _require_any_width(network: Network, chain: Chain) -> None:
-    """Refuse a network that computes with its own widths alone."""
+    """Raise an error if the network computes only with its original widths."""
     if network.example is None:
         return
     params = chain.drawn(chain.initial, [n + 1 for n in chain.units], 0)
@@ -177,11 +177,11 @@ def _require_any_width(network: Network, chain: Chain) -> None:
 
 
 def _layer_of(module: nn.Module, gate: Gate) -> str:
-    """The one layer with a weight matrix that makes a gate's units."""
+    """Name of the only layer with a weight matrix that produces a gate's units."""
     made = [(name, module.get_submodule(name)) for name in gate.producers]
     layers = [(name, part) for name, part in made if any(p.dim() > 1 for p in part.parameters())]
     if len(layers) != 1:
-        raise _NoChainError(f"several layers make the input of {gate.name}")
+        raise _NoChainError(f"several layers produce the input of {gate.name}")
     name, part = layers[0]
     if not isinstance(part, (nn.Linear, nn.Conv2d)) or getattr(part, "groups", 1) > 1:
         raise _NoChainError(f"{name} is no linear layer and no convolution without groups")

@@ -1,8 +1,7 @@
-"""Consolidation of task-adaptive weights, as in APD: what tasks of a cluster have in common is
-kept once.
+"""Consolidation of task-adaptive weights, as in APD: the common part of a cluster is stored once.
 
 Tasks are clustered by k-means, layer by layer. Its distances are between points and means of
-points, so that the points' products with each other, a number per pair of tasks, are all it needs.
+points, so it needs only the inner products of the points, one number per pair of tasks.
 """
 
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-STEPS = 100  # of Lloyd's, at most
+STEPS = 100  # upper bound on the steps of Lloyd's algorithm
 
 
 def clusters(points: Tensor, starts: Sequence[Sequence[int]]) -> list[int]:
-    """The cluster of every point (n, ...), from clusters whose centres are means of some points.
+    """Assign every point (n, ...) to a cluster; initial centres are means of the `starts` groups.
 
-    A cluster that loses its last point keeps its centre. Of equally near centres the first wins.
+    A cluster that loses its last point keeps its centre. Ties go to the first centre.
     """
     flat = points.flatten(1)
     products = (flat @ flat.T).double().cpu()
@@ -35,9 +34,9 @@ def clusters(points: Tensor, starts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def shared_part(members: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """What the members (m, ...) of a cluster have in common, and what is left of each.
+    """Split the members (m, ...) of a cluster into a common part and a rest per member.
 
-    An entry whose values differ by no more than `spread` is kept once, as the middle of them.
+    An entry whose values differ by at most `spread` moves to the common part, as their midpoint.
     """
     high, low = members.amax(0), members.amin(0)
     alike = high - low <= spread
@@ -46,7 +45,7 @@ def shared_part(members: Tensor, spread: float) -> tuple[Tensor, Tensor]:
 
 
 def _mean_of(group: Sequence[int], count: int) -> Tensor:
-    """The mean of some of so many points, as weights of the points."""
+    """The mean of a group out of `count` points, as weights of the points."""
     weights = torch.zeros(count, dtype=torch.float64)
     weights[list(group)] = 1 / len(group)
     return weights

@@ -1,9 +1,9 @@
-"""The controller of RCL: an LSTM that says how many units each layer gets, learnt by REINFORCE.
+"""The controller of RCL: an LSTM that chooses the new units per layer, learnt by REINFORCE.
 
-One step per layer: the first sees a fixed random vector, each later one the logits of the action
-before. A linear function of that vector is the baseline that rewards are held against. It has
-random numbers of its own and always computes on the CPU, so that a run's actions depend on its seed
-and its rewards alone.
+One step per layer: the first reads a fixed random vector, each later one the logits of the previous
+action. A linear function of that vector is the baseline of the rewards. The controller has its own
+random numbers and always computes on the CPU, so that a run's actions depend only on its seed and
+its rewards.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ RATE, BASELINE_RATE = 1e-3, 5e-3  # Adam's, as published
 
 
 class Controller:
-    """For some layers and numbers of choices."""
+    """Policy over the number of new units per layer."""
 
     def __init__(self, layers: int, choices: int, seed: int) -> None:
-        """`choices`: 0 units and up."""
+        """Create a policy with `choices` options per layer, option 0 adding no unit."""
         self._layers = layers
         self._draw = torch.Generator().manual_seed(seed)
-        # Modules draw from torch's own generator, which is then as it was.
+        # Modules draw from torch's global generator, whose state is restored.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self._lstm = nn.LSTM(choices, HIDDEN, LAYERS)
@@ -34,7 +34,7 @@ class Controller:
         self._value_optimizer = torch.optim.Adam(self._value.parameters(), lr=BASELINE_RATE)
 
     def sample(self, count: int) -> list[list[int]]:
-        """Some actions: a choice for every layer."""
+        """Sample actions, each with one choice per layer."""
         with torch.no_grad():
             chances = self._logits().softmax(1)
         drawn = [torch.multinomial(p, count, True, generator=self._draw) for p in chances]
@@ -42,7 +42,7 @@ class Controller:
         return found
 
     def learn(self, actions: Sequence[Sequence[int]], rewards: Sequence[float]) -> None:
-        """One step of the policy along its rewards, and one of the baseline towards them."""
+        """Take a REINFORCE step of the policy and a regression step of the baseline."""
         reward = torch.tensor(rewards)
         value = self._value(self._start.flatten())
         advantage = reward - value.detach()
@@ -58,7 +58,7 @@ class Controller:
             optimizer.step()
 
     def _logits(self) -> Tensor:
-        """Of every layer's choices (layers, choices)."""
+        """Logits (layers, choices) of every layer's choices."""
         x, state, found = self._start, None, []
         for _ in range(self._layers):
             hidden, state = self._lstm(x, state)

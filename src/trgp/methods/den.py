@@ -2,19 +2,20 @@
 
 The first task learns sparse weights, by l1. Each later one goes through four phases:
 
-- selection: its head learns on the network as it is, sparsely; units that some path of weights
-  other than 0 joins to the head are selected,
-- selective retraining, in the task's own epochs: weights between selected units learn,
-- expansion, where the training loss is still above tau: every layer gets new units, whose weights
-  learn under a group lasso; units whose incoming weights are all 0 go again,
-- splitting: units whose incoming weights moved farther than sigma get the old ones back, and a
-  copy of each keeps the new ones; then the network learns once more, held to where it was before.
+- selection: its head learns on the frozen network, under l1; units that a path of nonzero weights
+  connects to the head are selected,
+- selective retraining, for the task's own epochs: weights between selected units learn,
+- expansion, if the training loss is still above tau: every layer gets new units, whose weights
+  learn under a group lasso; units whose incoming weights are all 0 are removed again,
+- splitting: units whose incoming weights moved farther than sigma get their old weights back, and a
+  copy of each keeps the new ones; then the network learns again under a penalty that holds it near
+  its weights before the task.
 
-A task uses the units that were born by its end. Proximal steps after each of Adam's make zeros.
+A task uses the units that exist at its end. A proximal step after each Adam step makes zeros.
 Differences from the published code, which is for perceptrons with one-vs-rest outputs: the loss is
-cross-entropy, filters are units, selection follows all outputs, proximal steps are scaled by the
-rate, and as many units at most are split as expansion adds, those that moved farthest (there ten,
-those that moved least, and after an expansion alone).
+cross-entropy, filters are units, selection follows all outputs, and proximal steps are scaled by
+the learning rate. Splitting takes at most as many units as expansion adds, those that moved
+farthest; the published code splits ten, those that moved least, and only after an expansion.
 """
 
 from dataclasses import dataclass
@@ -32,13 +33,13 @@ from .base import About, Batch, Child, Context, Grads
 from .growing import FREE, Growing, block, widened, with_copies
 
 SPARSE, GROUPED, ANCHOR = "sparse", "grouped", "anchor"
-"""Where in the state a phase finds the weights under l1 with its strength, the new rows under the
-group lasso, and the weights from before the task that it is held to."""
+"""Keys of the state that a phase reads: the weights under l1 with its strength, the new rows under
+the group lasso, and the weights before the task, which anchor the penalty."""
 
 
 @dataclass(frozen=True)
 class DEN(Growing):
-    """Retrains what a task needs of a network, adds units, and splits those that drift."""
+    """Retrain the units that a task needs, add units, and split units that drift."""
 
     about: ClassVar[About] = About(
         family="growing",
@@ -52,19 +53,19 @@ class DEN(Growing):
     name: ClassVar[str] = "den"
 
     l1: float = 0.01
-    """Weight of the sum of all |w|, in the first task and in a new head's selection."""
+    """Weight of the l1 penalty in the first task and in the selection phase of a new head."""
     group: float = 1.0
-    """Weight of the sum of the lengths of new units' incoming weights."""
+    """Weight of the group lasso: the sum of the norms of new units' incoming weights."""
     growth: float = 0.02
-    """New units of an expansion, as a share of the layer's in the beginning; at least one."""
+    """New units per expansion, as a share of the layer's initial units; at least one."""
     tau: float = 0.01
-    """The training loss above which a task expands the network."""
+    """Training loss above which a task expands the network."""
     sigma: float = 0.05
-    """How far a unit's incoming weights may move before it is split."""
+    """Distance that a unit's incoming weights may move before the unit is split."""
     drift: float = 0.5
-    """Weight of half the squared distance from the weights before the task, after a split."""
+    """Weight of half the squared distance from the weights before the task, used after a split."""
     phase_epochs: int = 10
-    """Epochs of each phase beside the task's own, at most."""
+    """Upper bound on the epochs of each phase; selective retraining uses the task's epochs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +77,7 @@ class DEN(Growing):
 
     @property
     def more(self) -> list[int]:
-        """How many units an expansion adds to each layer."""
+        """Number of units that an expansion adds to each layer."""
         return [max(1, round(self.growth * units)) for units in self.chain.units]
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
@@ -91,7 +92,7 @@ class DEN(Growing):
     ) -> tuple[dict[str, Tensor], State]:
         new, changes = super().step(params, grads, state, batch, lr)
         for name, strength in tensors(level(state, SPARSE)).items():
-            # Expanded: a rate that lies on the device times a number there has other digits.
+            # Expanded: a rate on the device times a scalar there rounds differently.
             threshold = lr * strength.expand_as(new[name])
             new[name] = F.relu(new[name].abs() - threshold) * new[name].sign()
         for name, rows in tensors(level(state, GROUPED)).items():
@@ -114,15 +115,15 @@ class DEN(Growing):
         return params, self.phase(params, ctx.state, ctx.task, self.selected(params, ctx))
 
     def sparse(self, params: Params, *names: str) -> dict[str, dict[str, Tensor]]:
-        """The entry of the state that puts weights under l1."""
+        """Entry of the state that puts the named weights under l1."""
         return {SPARSE: {name: params[name].new_full((), self.l1) for name in names}}
 
     def weights(self, task: int) -> list[str]:
-        """The names of all weights that a task computes with."""
+        """Names of all weights that a task computes with."""
         return [*self.chain.weights, f"{HEADS}.{task}.weight"]
 
     def selected(self, params: Params, ctx: Context) -> dict[str, Tensor]:
-        """Masks of the weights between units that are joined to the task's head."""
+        """Masks of the weights between units that are connected to the task's head."""
         widths, masks = self.widths(ctx.state), {}
         names = self.weights(ctx.task)
         after = torch.ones(
@@ -151,7 +152,7 @@ class DEN(Growing):
         return self.recorded(ctx, params, widths)
 
     def train_loss(self, ctx: Context) -> float:
-        """The mean cross-entropy of the task's train samples."""
+        """Mean cross-entropy over the task's train samples."""
         self.network.module.eval()
         start = torch.zeros((), dtype=torch.float64, device=ctx.network.device)
         total = {"loss": start}
@@ -167,7 +168,7 @@ class DEN(Growing):
     def expanded(
         self, ctx: Context, params: dict[str, Tensor], widths: list[int]
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """The network with the new units that the group lasso leaves."""
+        """Expand the network and keep the new units that survive the group lasso."""
         chain = self.chain
         wider = [n + k for n, k in zip(widths, self.more, strict=True)]
         grown, fresh = widened(chain, params, wider, ctx.seed, "units", ctx.task)
@@ -187,7 +188,7 @@ class DEN(Growing):
     def split(
         self, ctx: Context, params: dict[str, Tensor], widths: list[int]
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """The network with units that drifted as they were, beside copies of what they became."""
+        """Restore the units that drifted, and add copies that keep their new weights."""
         before = tensors(level(ctx.state, "network"))
         moved = [self.drifted(n, params, before, ctx, k) for k, n in enumerate(self.chain.weights)]
         if not any(moved):
@@ -208,7 +209,7 @@ class DEN(Growing):
     def drifted(
         self, name: str, params: Params, before: Params, ctx: Context, place: int
     ) -> list[int]:
-        """The old units of a layer that moved farther than sigma, the farthest at most."""
+        """The at most `more` old units of a layer that moved farthest, and farther than sigma."""
         old = before[name]
         far = (params[name][block(old.shape)] - old).flatten(1).norm(dim=1)
         order = far.argsort(descending=True, stable=True)[: self.more[place]].tolist()

@@ -1,7 +1,7 @@
 """Experience replay from a reservoir, ER_Res (Chaudhry et al., 2019).
 
-A memory of fixed size holds a uniform sample of all that was ever seen; every batch is learnt
-together with as many examples from it.
+A memory of fixed size stores a uniform sample of the whole stream; every batch is learnt together
+with an equal number of examples from it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .base import About, Batch, Context, Grads, Method
 
 @dataclass(frozen=True)
 class ER(Method):
-    """Every batch is learnt together with as many stored examples."""
+    """Train on every batch together with an equal number of stored examples."""
 
     about: ClassVar[About] = About(
         family="replay",
@@ -32,7 +32,7 @@ class ER(Method):
     needs: ClassVar[tuple[str, ...]] = ("first",)
 
     memory_size: int = 1000
-    """Examples that are stored, of all tasks together."""
+    """Number of stored examples over all tasks."""
 
     def __post_init__(self) -> None:
         check_count("memory_size", self.memory_size)
@@ -49,7 +49,7 @@ class ER(Method):
         return ctx.params, {**state, "memory": kept, "seen": torch.zeros_like(kept["y"][0])}
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
-        """Over the batch and as many examples; before there are any, over the batch twice."""
+        """Mean loss over the batch and as many examples; with an empty memory, the batch twice."""
         assert batch.u is not None
         new = memory.examples(batch)
         held, seen = tensors(level(state, "memory")), tensors(state)["seen"]
@@ -62,7 +62,7 @@ class ER(Method):
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        """Plain SGD; in a task's first epoch its samples pass the reservoir."""
+        """Take a plain SGD step; in a task's first epoch, add its samples to the reservoir."""
         moved, _ = super().step(params, grads, state, batch, lr)
         if not batch.first:
             return moved, {}

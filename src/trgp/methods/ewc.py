@@ -1,7 +1,7 @@
 """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017).
 
-After each task the diagonal empirical Fisher matrix F says how much every weight matters to it, and
-later tasks pay lambda/2 sum F (w - w*)^2 for moving it from where it was, w*.
+After each task the diagonal empirical Fisher matrix F measures the importance of every weight, and
+later tasks pay lambda/2 sum F (w - w*)^2 for moving it from its value w* after the task.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from .base import About, Batch, Context, Method
 from .limited import Limited
 from .stacks import each, stacks
 
-GRADIENTS = 1 << 24  # so many numbers of them are held at a time
+GRADIENTS = 1 << 24  # upper bound on gradient entries in memory at a time
 
 
 @dataclass(frozen=True)
 class EWC(Limited):
-    """Weights that mattered to old tasks are held by springs."""
+    """Penalise moving the weights that are important to old tasks."""
 
     about: ClassVar[About] = About(
         family="regularisation",
@@ -35,13 +35,13 @@ class EWC(Limited):
     )
 
     strength: float = 5000.0
-    """lambda, the weight of the penalty."""
+    """Weight lambda of the penalty."""
     tasks_as: Literal["average", "sum"] = "average"
-    """How the tasks' Fisher matrices become one: their running average, held at the latest weights,
-    or their sum, each held at the weights its task ended with."""
+    """How the tasks' Fisher matrices are combined. average: the running average, around the latest
+    weights; sum: the sum, each around the final weights of its task."""
     fisher_batch: int = 20
-    """Samples whose mean gradient is squared at a time, times their number; 1 is the empirical
-    Fisher matrix itself."""
+    """Batch size for the Fisher matrix: the mean gradient of a batch is squared and multiplied by
+    the batch size. 1 gives the exact empirical Fisher matrix."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class EWC(Limited):
         by_batch = (m for m in modules if isinstance(m, _BatchNorm) and m.running_mean is None)
         if self.fisher_batch == 1 and any(by_batch):
             raise ValueError(
-                "The network's BatchNorm uses the statistics of the batch at hand, which a single "
+                "The network's BatchNorm uses the statistics of the current batch, which a single "
                 "sample does not have; give fisher_batch 2 or more."
             )
 
@@ -90,7 +90,7 @@ class EWC(Limited):
         return ctx.params, {"fisher": new, "old": weights}
 
     def fisher(self, ctx: Context) -> dict[str, Tensor]:
-        """The diagonal over the task's train samples, in the network's own labels."""
+        """Diagonal Fisher matrix over the task's train samples with their labels."""
         sums = {n: torch.zeros_like(ctx.params[n]) for n in sorted(ctx.network.trainable)}
         if self.together <= 1:
             ctx.add_up(sums, partial(squared_gradients, ctx), self.fisher_batch, "fisher")
@@ -102,20 +102,20 @@ class EWC(Limited):
 
     @property
     def together(self) -> int:
-        """How many batches' gradients are computed at a time."""
+        """Number of batches whose gradients are computed at a time."""
         if any(isinstance(module, _ConvNd) for module in self.network.module.modules()):
-            return 1  # convolutions with as many kernels as batches are slower than one by one
+            return 1  # convolutions with one kernel per batch are slower than one batch at a time
         return GRADIENTS // sum(p.numel() for p in self.network.module.parameters())
 
 
 def squared_gradients(ctx: Context, batch: Batch) -> dict[str, Tensor]:
-    """By parameter the square of the gradient of a batch's mean loss, times its samples."""
+    """Squared gradient of a batch's mean loss times the batch size, by parameter."""
     grads = ctx.gradients(plain(ctx), batch)
     return {n: len(batch.y) * g.square() for n, g in grads.items() if isinstance(g, Tensor)}
 
 
 def mean_gradients(ctx: Context, stack: Batch) -> dict[str, Tensor]:
-    """By parameter the gradient (k, ...) of the mean loss of every batch in a stack."""
+    """Gradient (k, ...) of the mean loss of each of k stacked batches, by parameter."""
     count, method = len(stack.y), plain(ctx)
     weights = {name: ctx.params[name].detach() for name in ctx.network.trainable}
     free = {n: w.expand(count, *w.shape).requires_grad_() for n, w in weights.items()}
@@ -130,5 +130,5 @@ def mean_gradients(ctx: Context, stack: Batch) -> dict[str, Tensor]:
 
 
 def plain(ctx: Context) -> Method:
-    """Whose loss is that of the samples alone."""
+    """A method whose loss has no penalty."""
     return Method().bind(ctx.network)

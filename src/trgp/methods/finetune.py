@@ -8,7 +8,7 @@ from .base import About, Method
 
 @dataclass(frozen=True)
 class Finetune(Method):
-    """Plain SGD, task after task: what every method is measured against."""
+    """Plain SGD, task after task: the baseline of every method."""
 
     about: ClassVar[About] = About(
         family="baseline", stores="nothing", paper="-", task_id_at_test=False

@@ -26,7 +26,7 @@ from .quirks import one_short
 
 @dataclass(frozen=True)
 class GPMMethod(Layerwise):
-    """Weights move only orthogonally to what old tasks' inputs span."""
+    """Move weights only orthogonally to the span of old tasks' inputs."""
 
     about: ClassVar[About] = About(
         family="gradient projection",
@@ -44,17 +44,17 @@ class GPMMethod(Layerwise):
     )
 
     threshold: tuple[float, ...] = (0.97,)
-    """Share of the inputs' energy that a task's basis must hold: one value, or one a layer."""
+    """Share of the inputs' energy that a task's basis must hold: one value, or one per layer."""
     threshold_growth: float = 0.0
-    """Added to the threshold with every task; it stays at 1 at most."""
+    """Increase of the threshold per task; the threshold never exceeds 1."""
     samples: int = 125
-    """Random train samples that a task's basis is computed from (all, if a task has fewer)."""
+    """Number of random train samples for a task's basis (all, if the task has fewer)."""
     images_per_layer: tuple[int, ...] = ()
-    """Quirk: how many of the samples each layer's basis is computed from, because the published
-    code loops over image patches in Python and saves time where maps are large (none: all)."""
+    """Quirk: number of samples for the basis of each layer (none: all). The published code loops
+    over image patches in Python and uses fewer samples where maps are large."""
     first_task_short: bool = False
-    """Quirk: the first task's basis lacks the direction that reaches the threshold, because the
-    published code counts those before it."""
+    """Quirk: the first task's basis lacks the direction that reaches the threshold. The published
+    code counts only the directions before it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +83,7 @@ class GPMMethod(Layerwise):
                 )
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
-        """Remember C = W M, which no step may change."""
+        """Store C = W M, which no step may change."""
         state = ctx.state
         for name, each in self.layers.items():
             M = native.aligned(Directions.read(state, each.layer).M)
@@ -92,7 +92,7 @@ class GPMMethod(Layerwise):
         return ctx.params, state
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
-        """The linear layers for which the factors are the cheaper form."""
+        """Weights of the linear layers whose step is cheaper from gradient factors."""
         task = {name: tensors(level(state, "task", name)) for name in self.layers}
         return frozenset(
             each.names[0]
@@ -101,7 +101,7 @@ class GPMMethod(Layerwise):
         )
 
     def factors_pay(self, each: Protected, held: Mapping[str, Tensor], batch_size: int) -> bool:
-        """Whether a linear layer's step from its factors is cheaper, by what it holds for it."""
+        """Whether a linear layer's step is cheaper from gradient factors than from the gradient."""
         if "P" in held:
             return each.fewer_rows(batch_size)
         shape = (*each.layer.shape, held["M"].shape[2])
@@ -114,7 +114,7 @@ class GPMMethod(Layerwise):
         return kept
 
     def layer_padded(self, name: str, state: State) -> State:
-        """The projector whole, whose shape is the same whatever the memory holds."""
+        """The dense projector, whose shape does not depend on the size of the memory."""
         return {"P": native.outside(Directions.read(state, self.layers[name].layer).M)}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
@@ -150,7 +150,7 @@ class GPMMethod(Layerwise):
         return params, self.with_copies(params, state, ctx.task)
 
     def shared(self, params: Params, state: State) -> dict[str, Tensor]:
-        """The weights that all tasks share, their part inside span(M) exactly as it was."""
+        """The weights that all tasks share, with their part inside span(M) restored exactly."""
         new = dict(params)
         for name, each in self.layers.items():
             held = tensors(level(state, "task", name))
@@ -160,11 +160,11 @@ class GPMMethod(Layerwise):
         return new
 
     def seen_by(self, ctx: Context, shared: Params) -> Params:
-        """The weights under which the task's inputs are looked at."""
+        """The weights under which the task's inputs are computed."""
         return shared
 
     def extended(self, old: Directions, gram: Gram, threshold: float, task: int) -> Directions:
-        """A layer's directions after a task."""
+        """Extend a layer's directions by those of a task."""
         choice = self.choice(old, gram, threshold, task)
         return Directions(choice.M, choice.ranks)
 

@@ -1,7 +1,7 @@
-"""Shared parts of DEN and RCL: a network that gets more units, of which tasks use the oldest.
+"""Shared parts of DEN and RCL: a network that grows by units.
 
-New units come after the old ones, so what a task computes with is the first units of every layer,
-as many as there were when it had been learnt. Biases, norm layers and the head are a task's own.
+New units come after the old ones, so a task computes with the first units of every layer, up to
+the width at the end of its training. Biases, norm layers and the head are per task.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from .chain import Chain, Widths, chain_of
 from .task_parts import own_parts
 
 FREE = "free"
-"""Where in the state masks say which entries of a tensor may move; without a mask all may."""
+"""Key of the masks that mark the entries a step may change; without a mask it may change all."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Growing(Method):
     name: ClassVar[str]
 
     decay: float = 1e-4
-    """Weight of half the squares of the weights that may move."""
+    """Weight decay of the trainable weights: weight of half the sum of their squares."""
 
     def __post_init__(self) -> None:
         if self.decay != 0:
@@ -48,14 +48,14 @@ class Growing(Method):
         return chain_of(self.network, self.name)
 
     def check(self) -> None:
-        chain_of(self.network, self.name)  # which refuses what is none
+        chain_of(self.network, self.name)  # raises if the network is no chain
 
     def stackable(self) -> bool:
-        """Every seed has widths of its own."""
+        """Return False: the widths differ between seeds."""
         return False
 
     def widths(self, state: State) -> list[int]:
-        """How wide the layers are between tasks."""
+        """Widths of the layers between tasks."""
         every = tensors(level(state, "widths"))
         found: list[int] = every[str(len(every) - 1)].tolist() if every else [*self.chain.units]
         return found
@@ -63,7 +63,7 @@ class Growing(Method):
     def phase(
         self, params: Params, state: State, task: int, free: Params, **more: Mapping[str, Tensor]
     ) -> State:
-        """What is kept of old tasks, and what a phase of this one needs beside it.
+        """State of a training phase: the parts kept from old tasks, and the inputs of the phase.
 
         free: the masks of what may move. more: what else the phase reads, by its name in the state.
         """
@@ -74,7 +74,7 @@ class Growing(Method):
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        """Adam on the loss and the squares, where entries are free."""
+        """Take an Adam step on the loss with weight decay, where entries are free."""
         free = tensors(level(state, FREE))
         along = {}
         for name, grad in grads.items():
@@ -84,9 +84,9 @@ class Growing(Method):
         return adam(params, along, state, lr)
 
     def recorded(self, ctx: Context, params: Params, widths: Widths) -> tuple[Params, State]:
-        """The parameters to go on from and the state, when a task has been learnt at some widths.
+        """Record a task learnt at these widths; return the next parameters and the state.
 
-        Heads of later tasks are drawn anew, to fit.
+        Heads of later tasks are redrawn to fit the new widths.
         """
         task, names = ctx.task, own_parts(self.network, ctx.task)
         own = {name: params[name].clone() for name in names}
@@ -113,7 +113,7 @@ class Growing(Method):
 def widened(
     chain: Chain, params: Params, widths: Widths, *key: int | str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors with more units, drawn by a key after the old ones, and masks of what is new."""
+    """Append units drawn by a key; return the tensors and masks of the new entries."""
     grown = chain.drawn(params, widths, *key)
     fresh = {}
     for name, tensor in params.items():
@@ -131,10 +131,10 @@ def with_copies(
     moved: Sequence[Sequence[int]],
     weights: Sequence[str],
 ) -> dict[str, Tensor]:
-    """Some units of every layer as they were before the task, and copies of them after all others.
+    """Restore the units in `moved`, and append copies that keep their new weights.
 
-    Where both ends of a weight are of this task, it comes from the copy in place of the unit: in
-    rows of copies, of units born in this task, and of the head.
+    A weight between two units of this task comes from the copy in place of the unit: in rows of
+    copies, of units added in this task, and of the head.
 
     Args:
         before: the layers' weights when the task began, with the units there were.
@@ -150,8 +150,8 @@ def with_copies(
         W = chain.opened(name, grown[name], wider).clone()
         if place:
             born = 0 if old is None else len(old)
-            W[:born, widths[place - 1] :] = 0  # old units see split units alone
-            W[born:, list(moved[place - 1])] = 0  # new ones their copies
+            W[:born, widths[place - 1] :] = 0  # old units see only the split units
+            W[born:, list(moved[place - 1])] = 0  # new units see only the copies
         if old is not None:
             units, back = list(moved[place]), chain.opened(name, old, old_widths)
             W[units] = 0
@@ -161,5 +161,5 @@ def with_copies(
 
 
 def block(shape: Iterable[int]) -> tuple[slice, ...]:
-    """The first entries of a tensor, along every axis."""
+    """Index of the leading block of a tensor with this shape."""
     return tuple(slice(0, n) for n in shape)

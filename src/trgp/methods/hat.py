@@ -1,9 +1,9 @@
 """Hard Attention to the Task, HAT (Serra, Suris, Miron and Karatzoglou, ICML 2018).
 
-Every task has a gate a = sigmoid(s e) for every unit, learnt with the weights while s grows from
-1/s_max to s_max within an epoch. What old tasks' gates let through is a^max; the gradient of a
-weight from unit i to unit o is multiplied by 1 - min(a^max_o, a^max_i), so that it does not move
-where an old task uses both. Of a head that all tasks share every output is in use.
+Every task has a gate a = sigmoid(s e) per unit, learnt with the weights while s grows from 1/s_max
+to s_max within an epoch. a^max is the maximum of old tasks' gates; the gradient of a weight from
+unit i to unit o is multiplied by 1 - min(a^max_o, a^max_i), so that it stays where an old task uses
+both. In a head that all tasks share, every output counts as used.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from .limited import shortened
 from .loss import cross_entropy
 
 OWN = "embedding "  # begins the names of the embeddings among the parameters
-LARGEST = 6.0  # an embedding's size: beyond it a gate no longer learns
+LARGEST = 6.0  # bound of an embedding's entries; beyond it a gate no longer learns
 CLIP = 10_000.0  # of the gradient's norm, as published
-LOGITS = "logits"  # what a head that all tasks share feeds: always in use, by no gate
+LOGITS = "logits"  # the outputs of a shared head: always in use and never gated
 
 
 @dataclass(frozen=True)
 class HAT(Method):
-    """Units are gated by task, and weights between units that old tasks use stay."""
+    """Gate units per task and freeze weights between units that old tasks use."""
 
     about: ClassVar[About] = About(
         family="masks",
@@ -43,9 +43,9 @@ class HAT(Method):
     needs: ClassVar[tuple[str, ...]] = ("progress",)
 
     s_max: float = 400.0
-    """The steepness of the gates at the end of an epoch, and in the test."""
+    """Steepness of the gates at the end of an epoch and in evaluation."""
     sparsity: float = 0.75
-    """c, the weight of the share of unused capacity that a task takes."""
+    """Weight c of the sparsity penalty: the share of unused capacity that a task takes."""
 
     def __post_init__(self) -> None:
         check_number("s_max", self.s_max, above=0)
@@ -54,19 +54,19 @@ class HAT(Method):
 
     @cached_property
     def gates(self) -> list[Gate]:
-        """Where units are, from the network."""
+        """The network's units, as it declares them."""
         gates: list[Gate] = self.network.module.gates()  # type: ignore[operator]
         return gates
 
     def check(self) -> None:
         if not hasattr(self.network.module, "gates"):
             raise ValueError(
-                f"{type(self.network.module).__name__} does not say where its units are, which hat "
+                f"{type(self.network.module).__name__} does not declare its units, which hat "
                 "needs; give it a method gates(), as the networks in trgp.benchmarks.models have."
             )
         if not self.gates:
             raise ValueError(
-                f"{type(self.network.module).__name__} has no hidden units, which hat gates; take "
+                f"{type(self.network.module).__name__} has no hidden units for hat to gate; take "
                 "a network with some."
             )
         for gate in self.gates:
@@ -91,11 +91,11 @@ class HAT(Method):
         return 1 / self.s_max + (self.s_max - 1 / self.s_max) * progress
 
     def opened(self, params: Params, s: Rate) -> dict[str, Tensor]:
-        """The gates of the task being learnt."""
+        """Gates of the task that is being learnt."""
         return {g.name: torch.sigmoid(s * params[OWN + g.name]) for g in self.gates}
 
     def gated(self, params: Params, open_: Mapping[str, Tensor], head: int) -> Params:
-        """The parameters with the gates where the network finds them."""
+        """Add the gates to the parameters, under the names that the network reads."""
         plain = {name: p for name, p in params.items() if not name.startswith(OWN)}
         return plain | {GATE + g.module(head): open_[g.name] for g in self.gates}
 
@@ -105,11 +105,11 @@ class HAT(Method):
         return cross_entropy(logits, batch.y) + self.sparsity * self.taken(a, state)
 
     def taken(self, a: Mapping[str, Tensor], state: State) -> Tensor:
-        """The share of what no old task uses that this one opens."""
+        """Share of the unused capacity that this task opens."""
         used = tensors(level(state, "used"))
         free = {name: 1 - used[name] if used else torch.ones_like(gate) for name, gate in a.items()}
         opened = torch.stack([(a[name] * free[name]).sum() for name in a]).sum()
-        # Where nothing is left there is nothing to save.
+        # If no capacity is left, there is none to save.
         return opened / torch.stack([f.sum() for f in free.values()]).sum().clamp(min=1e-6)
 
     def step(
@@ -125,7 +125,7 @@ class HAT(Method):
         return new | clamped, {}
 
     def compensated(self, params: Params, grads: Params, s: Rate) -> dict[str, Tensor]:
-        """The embeddings' gradients as if s had been 1 all along the annealing."""
+        """Rescale the embeddings' gradients as if s were 1 throughout the annealing."""
         changed = {}
         for name in grads:
             if name.startswith(OWN):
@@ -135,7 +135,7 @@ class HAT(Method):
         return changed
 
     def masked(self, grads: Params, used: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What may move of the weights and of the norm layers."""
+        """Gradients of weights and norm layers, masked where old tasks use them."""
         changed = {}
         for name, (after, before, groups) in self.units_of.items():
             if name in grads:
@@ -145,7 +145,7 @@ class HAT(Method):
                 if before is not None:
                     each = groups * g.shape[1] // len(used[before])
                     enters = used[before].repeat_interleave(each).view(groups, -1)
-                    # A unit sees the inputs of its own group alone.
+                    # A unit sees only the inputs of its own group.
                     enters = enters.repeat_interleave(len(g) // groups, 0)
                     hold = torch.minimum(hold, enters.view(*enters.shape, *[1] * (g.dim() - 2)))
                 changed[name] = g * (1 - hold)
@@ -153,8 +153,8 @@ class HAT(Method):
 
     @cached_property
     def units_of(self) -> dict[str, tuple[str, str | None, int]]:
-        """By parameter the gate of the units it feeds, of those that feed it, if any, and the
-        groups that a convolution has."""
+        """By parameter: the gate of its output units, the gate of its input units if any, and the
+        number of groups of a convolution."""
         feeds = {layer: gate.name for gate in self.gates for layer in gate.producers}
         enters = {layer: gate.name for gate in self.gates for layer in gate.consumers}
         if not self.network.separate_heads:
@@ -169,13 +169,13 @@ class HAT(Method):
         return found
 
     def end_task(self, ctx: Context) -> tuple[Params, State]:
-        """Close the gates that are not open, and hold what the open ones use."""
+        """Fix the task's gates at s_max and add them to the units in use."""
         a = self.opened(ctx.params, self.s_max)
         used = tensors(level(ctx.state, "used"))
         used = {n: torch.maximum(used[n], gate) if used else gate for n, gate in a.items()}
         state = put(put(ctx.state, a, "gates", str(ctx.task)), used, "used")
         averages = {name: ctx.params[name].clone() for name in self.network.buffers}
-        if averages:  # of norm layers: they go on for later tasks
+        if averages:  # of norm layers; they change again in later tasks
             state = put(state, averages, "averages", str(ctx.task))
         return {n: p for n, p in ctx.params.items() if not n.startswith(OWN)}, state
 

@@ -1,4 +1,4 @@
-"""What methods share that act on a layer's whole weight matrix."""
+"""Shared base of the methods that act on a layer's whole weight matrix."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,21 +17,22 @@ from .protected import Protected, plan_of, protected_layers
 
 
 class Along(NamedTuple):
-    """What a layer's weight moves along in a step."""
+    """Direction along which a layer's weight moves in a step."""
 
-    plain: bool = True  # the gradient as it is
-    product: native.Product | None = None  # less this; or where it is not plain, this alone
+    plain: bool = True  # move along the gradient itself
+    product: native.Product | None = None  # subtracted if plain, else the direction itself
 
 
 @dataclass(frozen=True)
 class Layerwise(Method):
-    """Protects layers as (g, o, n) matrices; norm layers and the rest by what `norm` says."""
+    """Protect layers as (g, o, n) matrices; `norm` decides about norm layers."""
 
     consumes: ClassVar[bool] = True
 
     norm: Norm = "freeze"
-    """Norm layers after the first task: freeze, shared (go on training, for all tasks), per_task (a
-    copy a task). The published TRGP shares them on split CIFAR-100, by a slip in an index."""
+    """Norm layers after the first task. freeze: keep them; shared: train them on for all tasks;
+    per_task: store a copy per task. The published TRGP shares them on split CIFAR-100, through an
+    index error."""
 
     def __post_init__(self) -> None:
         if self.norm not in ("freeze", "shared", "per_task"):
@@ -43,7 +44,7 @@ class Layerwise(Method):
 
     @cached_property
     def layers(self) -> dict[str, Protected]:
-        """The protected layers by their names, first to last."""
+        """The protected layers by name, first to last."""
         return protected_layers(self.network.module, self.plan)
 
     def check(self) -> None:
@@ -51,7 +52,7 @@ class Layerwise(Method):
             raise ValueError("The network has no layer that can be protected.")
 
     def frozen(self, task: int) -> frozenset[str]:
-        """After the first task: norm layers, if so chosen, and what cannot be protected."""
+        """After the first task: norm layers if `norm` is freeze, and unprotectable parameters."""
         if task == 0:
             return frozenset()
         slots = {id(slot.param) for slot in self.plan.others.values()}
@@ -80,8 +81,8 @@ class Layerwise(Method):
             if not (found[name].plain and each.direct)
             for own in each.names
         }
-        # Plain steps first, all at once, and on top of them what is left of each layer's.
-        # A bias whose weight has no gradient stays with it.
+        # Plain steps first, all at once; the rest of each layer's step follows on top of them.
+        # A bias is skipped together with its weight if the weight has no gradient.
         apart |= {own for name, e in self.layers.items() if name not in layers for own in e.names}
         plain_ones = {name: grad for name, grad in grads.items() if name not in apart}
         new = sgd(params, plain_ones, lr)
@@ -101,11 +102,11 @@ class Layerwise(Method):
         return new, {}
 
     def along(self, name: str, grads: Grads, state: State) -> Along:
-        """What a protected layer's weight moves along."""
+        """Direction along which a protected layer's weight moves."""
         return Along()
 
     def projectors(self, name: str, state: State) -> Tensor | None:
-        """What a layer's inputs are projected by, P (g, n, ...), where it is given whole."""
+        """The dense projector P (g, n, ...) of a layer's inputs, or None."""
         return None
 
     def early(self, weight: str, x: Tensor, params: Params, state: State) -> State:
@@ -115,17 +116,17 @@ class Layerwise(Method):
         return {}
 
     def ahead(self, name: str, x: Tensor, params: Params, state: State) -> State:
-        """The same of a layer's inputs, with a 1 for a bias."""
+        """`early` for a layer's inputs x, extended by a 1 for a bias."""
         P = self.projectors(name, state)
         return {} if P is None else {"xP": native.projected(P, x)}
 
     def projected(self, name: str, P: Tensor, x: Tensor, state: State) -> Tensor:
-        """x P, if it is not there yet."""
+        """x P, taken from the state if `early` has computed it."""
         found = tensors(level(state, EARLY, self.layers[name].names[0])).get("xP")
         return native.projected(P, x) if found is None else found
 
     def narrowed(self, name: str, P: Tensor, grads: Grads, state: State) -> Along:
-        """Along G P, for a projector P (g, n, n) that is given whole."""
+        """The direction G P for a dense projector P (g, n, n)."""
         each = self.layers[name]
         factors = each.factors(grads)
         if factors is None:
@@ -134,7 +135,7 @@ class Layerwise(Method):
         return Along(False, native.narrowed_factors(factors.delta, xP))
 
     def with_copies(self, params: Params, state: State, task: int) -> State:
-        """The state with a finished task's own norm layers, if each is to have them."""
+        """Add a copy of a finished task's norm layers to the state, if `norm` is per_task."""
         if not self.plan.per_task:
             return state
         copies = {name: params[name].clone() for name in self.plan.per_task}

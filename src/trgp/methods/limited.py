@@ -1,4 +1,4 @@
-"""Gradients that are shortened to a limit, as HAT's published code does for all its methods."""
+"""Gradient clipping by the joint norm, as in HAT's published code for all its methods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from .base import Batch, Grads, Method
 
 @dataclass(frozen=True)
 class Limited(Method):
-    """Plain SGD along a gradient of limited length."""
+    """Plain SGD with gradient clipping."""
 
     consumes: ClassVar[bool] = True
 
     gradient_limit: float = 0.0
-    """The longest that the gradient over all parameters may be in a step: a longer one is shortened
-    to it (0: no limit)."""
+    """Upper bound on the norm of the gradient over all parameters; a longer gradient is scaled down
+    to it. 0: no limit."""
 
     def __post_init__(self) -> None:
         if self.gradient_limit != 0:
@@ -36,7 +36,7 @@ class Limited(Method):
 
 
 def shortened(grads: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
-    """The gradients times one factor, so that their joint norm is at most the limit."""
+    """Scale the gradients by one factor, so that their joint norm is at most the limit."""
     length = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
     scale = (limit / length.clamp(min=1e-12)).clamp(max=1.0)
     return {name: g * scale for name, g in grads.items()}

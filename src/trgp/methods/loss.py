@@ -1,4 +1,4 @@
-"""Cross-entropy, also of runs stacked on each other."""
+"""Cross-entropy with a fast rule for vmapped runs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..core.vmapped import is_batchedtensor, runs_first
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over a batch, of logits (b, classes) and labels (b,)."""
+    """Mean cross-entropy over a batch of logits (b, classes) and labels (b,)."""
     if is_batchedtensor(logits):
         losses: Tensor = _OfSamples.apply(logits, y)  # type: ignore[no-untyped-call]
         return losses.mean()
@@ -18,19 +18,18 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 class _OfSamples(torch.autograd.Function):
-    """Under vmap the runs' samples are one long batch.
+    """Cross-entropy per sample; under vmap the runs' samples form one long batch.
 
-    torch's own rule gathers and scatters instead: thirty kernels more where each must be
-    deterministic.
+    torch's own rule gathers and scatters instead: thirty more kernels in deterministic mode.
     """
 
     @staticmethod
     def forward(logits: Tensor, y: Tensor) -> Tensor:
-        raise NotImplementedError("Only called under vmap, which does not come here.")
+        raise NotImplementedError("Call it under vmap, which never runs forward.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """torch asks for it where there is a rule for vmap; gradients need none of it."""
+        """Do nothing; torch requires the method next to a vmap rule."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Learning without Forgetting, LwF (Li and Hoiem, ECCV 2016).
 
-On the new task's samples the old heads are to answer as the network did before the task: their
-outputs, softened by a temperature, are targets beside the labels.
+Before a task, the outputs of the old heads on the new samples become targets in addition to the
+labels. A temperature softens them.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .loss import cross_entropy
 
 @dataclass(frozen=True)
 class LwF(Limited):
-    """Old heads answer to new samples as they did before."""
+    """Keep the outputs of old heads on new samples."""
 
     about: ClassVar[About] = About(
         family="distillation",
@@ -31,9 +31,9 @@ class LwF(Limited):
     )
 
     strength: float = 2.0
-    """lambda, the weight of the old heads' loss; 0 is fine-tuning."""
+    """Weight lambda of the old heads' loss. 0 is fine-tuning."""
     temperature: float = 2.0
-    """What logits are divided by before they become probabilities."""
+    """Divisor of the logits before the softmax."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +50,7 @@ class LwF(Limited):
         teacher = tensors(level(state, "teacher"))
         if not teacher:
             return super().loss(params, state, batch)
-        # One head that all tasks share answers for all of them.
+        # A head that all tasks share is the only old head.
         old = batch.task if self.network.separate_heads else 1
         targets = self.targets(teacher, batch, old)
         logits = self.network.every_head(params, batch.x)
@@ -60,7 +60,7 @@ class LwF(Limited):
 
     @torch.no_grad()
     def targets(self, teacher: Params, batch: Batch, old: int) -> Tensor:
-        """What the old heads of the network before the task say, without dropout."""
+        """Outputs of the old heads of the network before the task, without dropout."""
         with evaluating(self.network.module):
             logits = self.network.every_head(teacher, batch.x)
         return F.softmax(logits[:old] / self.temperature, 2)

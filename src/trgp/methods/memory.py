@@ -1,7 +1,7 @@
-"""Stored examples: taken task by task, or from the stream by a reservoir.
+"""Stored examples: sampled per task, or from the stream by a reservoir.
 
-Where a task's samples are pixels they are stored as such, a byte each. What they are normalised by
-lies in the state, by head: tasks that share a head share it.
+Samples made of pixels are stored as bytes. Their normalisation lies in the state, by head: tasks
+that share a head share it.
 """
 
 import torch
@@ -14,11 +14,11 @@ from .base import Batch, Context, Network
 from .loss import cross_entropy
 
 Examples = dict[str, Tensor]  # x (size, ...), y (size,), head (size,)
-SCALE = "scale"  # the level of the state where mean and std lie, each (heads, channels, 1, 1)
+SCALE = "scale"  # key of the state with mean and std, each (heads, channels, 1, 1)
 
 
 def with_scale(ctx: Context) -> State:
-    """The state with what the task's pixels are normalised by; as it is where they are floats."""
+    """Add the normalisation of the task's pixels to the state; float samples have none."""
     scale = ctx.train.scale
     if scale is None:
         return ctx.state
@@ -31,7 +31,7 @@ def with_scale(ctx: Context) -> State:
 
 
 def packed(them: Examples, state: State) -> Examples:
-    """Examples as they are stored."""
+    """Convert examples to their stored form."""
     scale = tensors(level(state, SCALE))
     if not scale:
         return them
@@ -40,7 +40,7 @@ def packed(them: Examples, state: State) -> Examples:
 
 
 def unpacked(them: Examples, state: State) -> Examples:
-    """Stored examples as the network computes them, to the bit as they came."""
+    """Convert stored examples back to the network's inputs, bit for bit."""
     scale = tensors(level(state, SCALE))
     if not scale:
         return them
@@ -49,12 +49,12 @@ def unpacked(them: Examples, state: State) -> Examples:
 
 
 def empty(size: int, like: Examples) -> Examples:
-    """Room for so many examples."""
+    """Allocate an empty memory for `size` examples."""
     return {key: value.new_zeros(size, *value.shape[1:]) for key, value in like.items()}
 
 
 def examples(batch: Batch) -> Examples:
-    """The samples of a batch with the head that they belong to."""
+    """The samples of a batch with their head."""
     return {"x": batch.x, "y": batch.y, "head": torch.full_like(batch.y, batch.head)}
 
 
@@ -63,30 +63,30 @@ def joined(*parts: Examples) -> Examples:
 
 
 def picked(memory: Examples, u: Tensor, filled: Tensor) -> Examples:
-    """As many examples as there are random numbers u in [0, 1), from the first `filled`."""
-    # In float64, where u times a count never rounds up to it.
+    """Pick one of the first `filled` examples per random number u in [0, 1)."""
+    # In float64, u times a count never rounds up to the count.
     index = (u.double() * filled).long()
     return {key: value[index] for key, value in memory.items()}
 
 
 def loss(network: Network, params: Params, them: Examples) -> Tensor:
-    """The mean cross-entropy, every example by its own head."""
+    """Mean cross-entropy, with each example evaluated by its own head."""
     logits = network.every_head(params, them["x"])
     own = logits[them["head"], torch.arange(len(them["y"]), device=logits.device)]
     return cross_entropy(own, them["y"])
 
 
 def reservoir(memory: Examples, seen: Tensor, new: Examples, u: Tensor) -> tuple[Examples, Tensor]:
-    """The memory and the count after a batch of a stream (Vitter's algorithm R).
+    """Return the memory and the count after a batch of a stream (Vitter's algorithm R).
 
-    The n-th sample of the stream takes place floor(u n) if the memory has one of that number, so
-    that at any time every sample seen is held with the same probability. Of several that take one
-    place in a batch the last stays, as if they had come one by one.
+    The n-th sample of the stream takes place floor(u n) if the memory has that place, so that at
+    any time every sample seen is stored with the same probability. If several samples of a batch
+    take one place, the last stays, as if they had come one by one.
     """
     size, count = len(memory["y"]), len(new["y"])
-    number = seen + torch.arange(count, device=u.device)  # how many came before each
+    number = seen + torch.arange(count, device=u.device)  # number of samples before each
     place = torch.where(number < size, number, (u[:count].double() * (number + 1)).long())
-    # For every place the last writer, or none: -1.
+    # The last writer of every place, or -1.
     rank = torch.arange(count, device=u.device)
     writer = torch.full((size + 1,), -1, device=u.device)
     writer = writer.scatter_reduce(0, place.clamp(max=size), rank, "amax")[:size]

@@ -1,4 +1,4 @@
-"""Multitask learning: all tasks at once, the bound that continual learners are held against."""
+"""Multitask learning: all tasks at once, the upper bound for continual learners."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,8 +10,8 @@ from .base import About, Method
 class Multitask(Method):
     """Plain SGD on all tasks together.
 
-    Where all tasks share a head, a batch mixes them; where each has its own, a batch is of one
-    task, drawn anew in every epoch, so that BatchNorm sees in training what it sees in the test.
+    With one shared head, a batch mixes tasks. With a head per task, a batch is from one task and is
+    redrawn in every epoch, so that BatchNorm sees the same kind of batch as in evaluation.
     """
 
     about: ClassVar[About] = About(

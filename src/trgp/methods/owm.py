@@ -1,11 +1,11 @@
 """Orthogonal Weights Modification, OWM (Zeng, Chen, Cui and Yu, Nature Machine Intelligence 2019).
 
-A layer has a projector P, at first the identity. After each task every batch of it, by the mean r
-of the layer's inputs, takes a direction away: P <- P - k k' / (alpha + r' k) with k = P r. Later
-tasks step along G P. With all r / sqrt(alpha) as A's columns, P is I - A (A'A + I)^-1 A'.
+A layer has a projector P, initially the identity. After each task, every batch of it removes one
+direction, given by the mean r of the layer's inputs: P <- P - k k' / (alpha + r' k) with k = P r.
+Later tasks step along G P. With all r / sqrt(alpha) as A's columns, P is I - A (A'A + I)^-1 A'.
 
 That is the paper's algorithm. The authors' code narrows P in every batch of every epoch, before the
-step, so that a task's own inputs hold back what it learns.
+step, so that a task's own inputs restrict its learning.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from .stacks import batch_count, each, stacks
 
 @dataclass(frozen=True)
 class OWM(Layerwise):
-    """Gradients times a projector that every batch of an old task has narrowed."""
+    """Multiply gradients by a projector that every batch of an old task has narrowed."""
 
     about: ClassVar[About] = About(
         family="gradient projection",
@@ -39,14 +39,14 @@ class OWM(Layerwise):
     consumes: ClassVar[bool] = True
 
     alpha: float = 1.0
-    """How much energy along a direction counts as none, in a task's first batch."""
+    """Energy along a direction that counts as negligible, in a task's first batch."""
     alpha_end: float = 0.001
-    """The same in its last batch; in between it falls geometrically."""
+    """alpha in a task's last batch; in between it falls geometrically."""
     narrowing: Literal["task", "batch"] = "task"
-    """When projectors narrow: after a task, as the paper has it, or in every batch before the step,
-    as its authors' code has it. Then alpha falls within every epoch."""
+    """When projectors narrow. task: after a task, as in the paper; batch: in every batch before the
+    step, as in the authors' code, where alpha falls within every epoch."""
     alpha_end_per_layer: tuple[float, ...] = ()
-    """alpha_end of each layer, which the authors' code sets apart (none: one for all)."""
+    """alpha_end per layer, as in the authors' code (none: one value for all layers)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,10 +76,10 @@ class OWM(Layerwise):
         return ("progress",) if self.narrowing == "batch" else ()
 
     def stackable(self) -> bool:
-        return self.narrowing == "task"  # else a step computes a pass of its own
+        return self.narrowing == "task"  # in batch mode a step runs a forward pass of its own
 
     def alpha_at(self, name: str, progress: Rate) -> Rate:
-        """A layer's alpha where so much is done: 0 at the first batch, 1 at the last."""
+        """A layer's alpha at a progress from 0 (first batch) to 1 (last batch)."""
         ends = self.alpha_end_per_layer
         end = ends[list(self.layers).index(name)] if ends else self.alpha_end
         return self.alpha * (end / self.alpha) ** progress
@@ -118,7 +118,7 @@ class OWM(Layerwise):
         return tensors(level(state, "projectors")).get(name)
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
-        """The linear layers where a batch has fewer rows to project than its gradient has."""
+        """Weights of the linear layers where a batch has fewer rows than the gradient."""
         narrow = {e.names[0] for e in self.layers.values() if e.fewer_rows(batch_size)}
         return frozenset(narrow) if level(state, "projectors") else frozenset()
 
@@ -145,23 +145,23 @@ class OWM(Layerwise):
         return ctx.params, self.with_copies(ctx.params, state, ctx.task)
 
     def projector(self, name: str, kept: Tensor | None) -> Tensor:
-        """A layer's P as the tasks so far have left it, to compute with."""
+        """A layer's stored P in float64, or the identity before the first task."""
         g, _, n = self.layers[name].layer.shape
         one = torch.eye(n, dtype=torch.float64, device=self.network.device)
         if kept is None:
             return one.expand(g, n, n)
         P = kept.double()
-        # Kept in few digits its least eigenvalues may have fallen below 0, by this at most.
+        # Rounding in storage may push the least eigenvalues below 0, by at most this amount.
         lost: Tensor = torch.finfo(kept.dtype).eps / 2 * P.norm(dim=(1, 2), keepdim=True)
         return P + lost * one
 
     @torch.no_grad()
     def mean_inputs(self, weights: Params, head: int, x: Tensor) -> dict[str, Tensor]:
-        """R (g, n, k): the mean over the samples of what a layer sees, at each of k positions."""
+        """R (g, n, k) by layer: the mean input over the samples at each of k positions."""
         seen: dict[str, Tensor] = {}
 
         def look(layer: Layer, site: Site, x: Tensor) -> None:
-            # What a layer makes columns of is linear in its input, so their mean is that of it.
+            # The columns are linear in the input, so their mean is the columns of the mean input.
             means = layer.columns(site, x.double().mean(0, keepdim=True)).mT
             before = seen.get(layer.name)
             seen[layer.name] = means if before is None else torch.cat([before, means], 2)
@@ -172,9 +172,9 @@ class OWM(Layerwise):
 
 
 def narrowed(P: Tensor, S: Tensor) -> Tensor:
-    """P after the columns of S (g, n, k), which are r / sqrt(alpha), in one product.
+    """Narrow P by all columns of S (g, n, k), which are r / sqrt(alpha), in one product.
 
-    One after another they come to the same, (P^-1 + S S')^-1, in any order.
+    One column after another gives the same result in any order, (P^-1 + S S')^-1.
     """
     if S.shape[2] > S.shape[1]:
         S = qr(S.mT, mode="r")[1].mT  # fewer columns with the same S S'
@@ -185,16 +185,16 @@ def narrowed(P: Tensor, S: Tensor) -> Tensor:
 
 
 def narrowed_one_by_one(P: Tensor, S: Tensor) -> Tensor:
-    """The same column by column: without a decomposition, which no graph on a GPU can capture."""
+    """Narrow P column by column, without a decomposition, which CUDA graphs cannot capture."""
     for s in S.split(1, 2):
         k = P @ s
-        # In few digits P may have got a least eigenvalue just below 0.
+        # Rounding may have pushed the least eigenvalue of P just below 0.
         P = P - k @ k.mT / (1 + (s.mT @ k).clamp(min=0))
     return P
 
 
 def fewer_columns(S: Tensor) -> Tensor:
-    """At most n columns with the same S S', its Cholesky factor's, of S (g, n, k)."""
+    """Reduce S (g, n, k) to at most n columns with the same S S': its Cholesky factor."""
     _, n, k = S.shape
     if k <= n:
         return S

@@ -1,17 +1,17 @@
 """Progressive Neural Networks, PNN (Rusu et al., 2016).
 
-Every task has a column of its own, a narrow network. Layer l of a new column sees, beside the
-layer below it, what all old columns have at that height, through an adapter:
+Every task has its own column, a narrow network. Layer l of a new column reads the layer below it
+and, through an adapter, the inputs of layer l in all old columns:
 
     h_l = f(W_l h_{l-1} + U_l relu(V_l [a_1 h_{l-1}^1; ...; a_k h_{l-1}^k]))
 
-with a learnt factor a_j per old column, V_l from all old units to as many as the new column has
-there, and U_l of the shape of W_l. V mixes units, the same at each place of a map (in a convolution
-it is one of 1 x 1). The heads have adapters too, the first layer has none. Old columns stay as they
-are, in evaluation mode.
+with a learnt factor a_j per old column, V_l from all old units to the number of units that the new
+column has there, and U_l of the shape of W_l. V mixes units in the same way at each position of a
+map (for a convolution it is a 1 x 1 convolution). The heads have adapters too; the first layer has
+none. Old columns are frozen, in evaluation mode.
 
-No code of the paper runs on these benchmarks: widths are chosen so that the columns of all tasks
-take about what is published, and training is by Adam, as of the other growing methods.
+The paper's code does not run on these benchmarks: widths are chosen so that the columns of all
+tasks have about the published size, and training uses Adam, as in the other growing methods.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,14 @@ from .capacity import capacity
 from .chain import Chain, chain_of
 from .task_parts import own_parts
 
-COLUMN = "column "  # begins the names of old columns' tensors, as in 'column 0 fc1.weight'
-LATERAL = "lateral "  # begins those of adapters, as in 'lateral fc1 U'
-ALPHA = 0.1  # the spread of the factors in the beginning
+COLUMN = "column "  # name prefix of old columns' tensors, as in 'column 0 fc1.weight'
+LATERAL = "lateral "  # name prefix of adapters, as in 'lateral fc1 U'
+ALPHA = 0.1  # initial standard deviation of the factors
 
 
 @dataclass(frozen=True)
 class PNN(Method):
-    """A narrow network per task, which sees all old ones from the side."""
+    """Train a narrow network per task with lateral inputs from all old ones."""
 
     about: ClassVar[About] = About(
         family="growing",
@@ -57,7 +57,7 @@ class PNN(Method):
     resizes: ClassVar[bool] = True
 
     width: float = 0.17
-    """Units of a column, as a share of the network's in every layer."""
+    """Units of a column, as a share of the network's units in every layer."""
 
     def __post_init__(self) -> None:
         check_number("width", self.width, above=0)
@@ -71,14 +71,14 @@ class PNN(Method):
 
     @cached_property
     def widths(self) -> list[int]:
-        """A column's units, layer by layer."""
+        """Units of a column, layer by layer."""
         return [max(1, round(self.width * units)) for units in self.chain.units]
 
     def check(self) -> None:
-        chain_of(self.network, "pnn")  # which refuses what is none
+        chain_of(self.network, "pnn")  # raises if the network is no chain
 
     def stackable(self) -> bool:
-        """A step is made of as many columns as there are tasks."""
+        """Return False: a step computes one column per task so far."""
         return False
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
@@ -91,7 +91,7 @@ class PNN(Method):
         return params, {**ctx.state, ADAM: moments(params, trained)}
 
     def adapters(self, ctx: Context) -> dict[str, Tensor]:
-        """New ones for a task, of all layers but the first, and of its head."""
+        """Draw a task's adapters: for all layers but the first, and for its head."""
         found: dict[str, Tensor] = {}
         names = dict(zip(self.chain.layers[1:], self.chain.weights[1:], strict=True))
         names[HEADS] = f"{HEADS}.{ctx.task}.weight"
@@ -135,15 +135,15 @@ class PNN(Method):
 
 
 def column_of(state: State, task: int) -> dict[str, Tensor]:
-    """A finished task's own tensors; none of another."""
+    """Tensors of a finished task's column; empty for any other task."""
     parts = (tensors(level(state, part, str(task))) for part in ("columns", "own"))
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 class Columns:
-    """A network that computes with several columns; in all else it is the network it is made from.
+    """A network that computes with several columns; otherwise the same as the wrapped network.
 
-    What it is given is the newest column by the network's names, its adapters, and all old columns.
+    Its parameters are the newest column by the network's names, its adapters, and all old columns.
     """
 
     def __init__(self, network: Network) -> None:
@@ -170,7 +170,7 @@ class Columns:
     def _inputs_of(
         self, column: Params, x: Tensor, head: int, seen: list[Mapping[str, Tensor]]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """A column's logits, and what its layers saw, given what those of older columns saw."""
+        """A column's logits and its layers' inputs, from the layers' inputs in older columns."""
         module = self._network.module
         adapters: dict[str, dict[str, Tensor]] = {}
         plain: dict[str, Tensor] = {}
@@ -201,7 +201,7 @@ class Columns:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """While this is open, the network is in evaluation mode."""
+        """Put the network in evaluation mode within the context."""
         modes = {part: part.training for part in self._network.module.modules()}
         self._network.module.eval()
         try:
@@ -212,12 +212,12 @@ class Columns:
 
 
 def chain_layers(module: nn.Module) -> list[str]:
-    """The layers that have adapters: those that see units."""
+    """Names of the layers that have adapters: those that read units."""
     return [name for gate in module.gates() for name in gate.consumers]  # type: ignore[operator]
 
 
 def lateral(layer: nn.Module, inputs: list[Tensor], U: Tensor, V: Tensor, alpha: Tensor) -> Tensor:
-    """What an adapter adds to a layer's output, from that layer's inputs in old columns."""
+    """The adapter's addition to a layer's output, from that layer's inputs in old columns."""
     units = V.shape[1] // len(inputs)
     opened = [x.reshape(len(x), units, -1) * a for x, a in zip(inputs, alpha, strict=True)]
     reduced = (V @ torch.cat(opened, 1)).relu()

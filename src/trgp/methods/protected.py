@@ -1,4 +1,4 @@
-"""A network's protected layers, their inputs, and what is known of the directions they use."""
+"""A network's protected layers, their inputs, and the directions that old tasks use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,49 +20,49 @@ from .base import Batch, Factors, Grads, Network
 
 @dataclass(frozen=True)
 class Protected:
-    """A layer and the names that its weight and biases have among the parameters."""
+    """A layer and the parameter names of its weight and biases."""
 
     layer: Layer
     names: tuple[str, ...]
 
     @property
     def factored(self) -> bool:
-        """Whether its gradient is a product of its outputs' gradients and its inputs."""
+        """Whether the gradient is a product of the outputs' gradients and the inputs."""
         sites = self.layer.sites
         return len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
 
     @property
     def bendable(self) -> bool:
-        """Whether its inputs can be scaled in place of its weight: one linear module, no bias."""
+        """Whether inputs can be scaled instead of the weight: one linear module, no bias."""
         return self.factored and len(self.names) == 1
 
     def fewer_rows(self, batch_size: int) -> bool:
-        """Whether a batch's inputs are fewer rows to project than the gradient is."""
+        """Whether a batch's inputs have fewer rows to project than the gradient."""
         return self.factored and batch_size < self.layer.shape[1]
 
     @property
     def direct(self) -> bool:
-        """Whether it is stored in the digits that it is computed in."""
+        """Whether the layer is stored in the dtype of its computations."""
         return all(param.dtype == self.layer.dtype for param in self.layer.params)
 
     def factors(self, grads: Grads) -> Factors | None:
-        """Its gradient's, (b, o) and (b, n), if it is given as such."""
+        """The gradient's factors, (b, o) and (b, n); None if the gradient is dense."""
         gradient = grads[self.names[0]]
         if not isinstance(gradient, Factors):
             return None
         return Factors(gradient.delta.to(self.layer.dtype), self.inputs(gradient.x))
 
     def inputs(self, x: Tensor) -> Tensor:
-        """A linear layer's, (b, n), with a 1 for a bias."""
+        """Inputs (b, n) of a linear layer, extended by a 1 for a bias."""
         x = x.to(self.layer.dtype)
         return pad(x, (0, 1), value=1.0) if len(self.names) > 1 else x
 
     def gradient(self, grads: Grads) -> Tensor:
-        """Its gradient as it is, G (g, o, n)."""
+        """The dense gradient, G (g, o, n)."""
         return self.pack({name: grads[name] for name in self.names})  # type: ignore[misc]
 
     def some_factors(self, grads: Grads) -> Factors:
-        """The same, also if it is given as it is: then they are I and G."""
+        """The gradient's factors; a dense G is returned as (I, G)."""
         factors = self.factors(grads)
         if factors is not None:
             return factors
@@ -71,7 +71,7 @@ class Protected:
         return Factors(torch.eye(o, dtype=G.dtype, device=G.device).expand(g, o, o), G)
 
     def moved(self, params: Params, along: Product) -> dict[str, Tensor]:
-        """What the parameters less left' right are, unless it has been written into them."""
+        """Subtract left' right from the parameters; return those not updated in place."""
         named = [params[name] for name in self.names]
         if is_batchedtensor(named[0]) or not all(tensor.is_contiguous() for tensor in named):
             return self.unpack(taken_off(self.pack(params), along), params)
@@ -83,21 +83,21 @@ class Protected:
         return {}
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
-        """The parameters, or their gradients, as one (g, o, n) matrix."""
+        """Pack the parameters, or their gradients, into one (g, o, n) matrix."""
         return self.layer.pack([named[name] for name in self.names])
 
     def joined(self, named: Mapping[str, Tensor]) -> Tensor:
-        """The same, and a gradient finds its way back through it."""
+        """Pack differentiably: gradients flow back to the parameters."""
         return self.layer.joined([named[name] for name in self.names])
 
     def unpack(self, W: Tensor, like: Params) -> dict[str, Tensor]:
-        """The matrix as parameters again."""
+        """Split the matrix into parameters again."""
         parts = self.layer.apart(W, [like[name] for name in self.names])
         return {name: p.to(like[name].dtype) for name, p in zip(self.names, parts, strict=True)}
 
 
 def plan_of(module: nn.Module, separate_heads: bool, norm: Norm) -> Plan:
-    """What is protected: every layer, but no head that only one task uses."""
+    """Plan the protection: every layer, but no head that only one task uses."""
     return make_plan(module, ["heads"] if separate_heads else [], [], norm)
 
 
@@ -112,17 +112,17 @@ def protected_layers(module: nn.Module, plan: Plan) -> dict[str, Protected]:
 
 @dataclass
 class Directions:
-    """What a layer protects, M (g, n, m), and where old tasks' bases lie in it."""
+    """Protected directions of a layer, M (g, n, m), and the place of old tasks' bases in M."""
 
     M: Tensor
     ranks: Tensor
     masks: dict[int, Tensor] = field(default_factory=dict)
     loose: dict[int, Tensor] = field(default_factory=dict)
-    """By task a direction (g, n, 1) of its basis that M does not hold."""
+    """By task: the direction (g, n, 1) of its basis that is unprotected, outside M."""
 
     @classmethod
     def read(cls, state: State, layer: Layer) -> "Directions":
-        """Of a layer, from a method's state; none before the first task."""
+        """Read a layer's directions from a method's state; empty before the first task."""
         kept = level(state, "memory", layer.name)
         if kept:
             masks = {int(t): mask for t, mask in tensors(level(kept, "masks")).items()}
@@ -135,7 +135,7 @@ class Directions:
         return cls(M, torch.zeros(g, dtype=torch.long, device=like.device))
 
     def state(self) -> State:
-        """As a method's state holds it."""
+        """Convert to the form of a method's state."""
         return {
             "M": self.M,
             "ranks": self.ranks,
@@ -144,7 +144,7 @@ class Directions:
         }
 
     def basis(self, task: int) -> Tensor:
-        """B_j (g, n, r_j)."""
+        """The task's basis B_j (g, n, r_j)."""
         columns = columns_of(self.M, self.masks[task])
         return torch.cat([columns, self.loose[task]], 2) if task in self.loose else columns
 
@@ -157,7 +157,7 @@ def input_grams(
     batch: Batch,
     images: Sequence[int] = (),
 ) -> dict[str, Gram]:
-    """A = R R' of every layer's inputs in a batch, or of its first `images` ones by layer."""
+    """Compute A = R R' of each layer's inputs, over a batch or its first `images` samples."""
     capture = GramCapture(each.layer for each in layers.values())
     limits = dict(zip(layers, images, strict=True)) if images else {}
 

@@ -1,4 +1,4 @@
-"""What the published code does to a task's bases, where the paper says otherwise."""
+"""Quirks of the published code in a task's bases, where it deviates from the paper."""
 
 import torch
 from torch import Tensor
@@ -7,27 +7,27 @@ from ..core.subspace import Extension
 
 
 def one_short(extension: Extension) -> Extension:
-    """A first task's choice without its weakest direction.
+    """Remove the weakest direction from a first task's choice.
 
-    The published code counts the directions before the threshold is reached, and leaves out the
-    one that reaches it.
+    The published code counts the directions before the threshold is reached and omits the one that
+    reaches it.
     """
     last = (extension.ranks - 1).clamp_min(0)
     return _without(extension, last, extension.ranks > 0)[0]
 
 
 def strongest_unprotected(extension: Extension, before: Tensor) -> tuple[Extension, Tensor]:
-    """A later task's choice with its strongest new direction kept apart from M, (g, n, 1).
+    """Take the strongest new direction (g, n, 1) of a task after the first out of M.
 
-    The published code asks for an index above the number of old directions, where it must be at
-    least that: the first new one stays in B_t, but no gradient is ever projected off it. `before`
-    (g,) is how many old directions there were.
+    The published code requires an index above the number of old directions, where it must be at
+    least that: the first new one stays in B_t, but is never projected out of a gradient. `before`
+    (g,) is the number of old directions.
     """
     return _without(extension, before, extension.ranks > before)
 
 
 def _without(extension: Extension, place: Tensor, there: Tensor) -> tuple[Extension, Tensor]:
-    """Take out a column a group, where there is one; the others close up."""
+    """Remove one column per group, where there is one; the others close up."""
     M, mask = extension.M, extension.mask
     width = M.shape[2]
     if not width:

@@ -1,14 +1,14 @@
 """Reinforced Continual Learning, RCL (Xu and Zhu, NeurIPS 2018).
 
-Before each task but the first a controller tries how many units to add to each layer. A trial is a
-child: the network with new units, whose weights, and those from new units into old ones, learn for
-a few epochs, while all old weights stay. Its reward is its validation accuracy, less a price of
-units. The child of the best reward goes on through the task's own epochs. Old tasks use what there
-was when they had been learnt, so that nothing is forgotten.
+Before each task but the first, a controller tries numbers of units to add to each layer. A trial is
+a child: the network with new units, whose weights, and those from new units into old ones, train
+for a few epochs, while all old weights stay frozen. The reward is the validation accuracy minus a
+price per new unit. The child with the best reward trains for the task's own epochs. Old tasks use
+the units and weights from the end of their training, so that nothing is forgotten.
 
 Differences from the published code, which is for perceptrons: choices are shares of a layer's
-width; several trials are made between two steps of the controller; old biases are not frozen but,
-as norm layers, a task's own; new weights begin with the spread that the network's did.
+width; several trials are made between two steps of the controller; biases, like norm layers, are
+per task instead of frozen; new weights have the spread of the network's initial ones.
 """
 
 import math
@@ -29,7 +29,7 @@ from .growing import FREE, Growing, block, widened
 
 @dataclass(frozen=True)
 class RCL(Growing):
-    """A controller chooses how many units a task adds to each layer, by trials."""
+    """Choose the units that a task adds to each layer by trials of a controller."""
 
     about: ClassVar[About] = About(
         family="growing",
@@ -42,20 +42,20 @@ class RCL(Growing):
     consumes: ClassVar[bool] = True
     name: ClassVar[str] = "rcl"
     moving: ClassVar[tuple[str, ...]] = (ADAM, FREE)
-    """Masks stay as they are, but children that share a captured step differ in them."""
+    """Masks do not change, but children that share a captured step have different masks."""
 
     trials: int = 20
-    """Children that are tried for each task but the first (published: 50)."""
+    """Number of children per task after the first (published: 50)."""
     per_round: int = 10
-    """Trials between two steps of the controller."""
+    """Number of trials between two steps of the controller."""
     trial_epochs: int = 5
-    """Epochs of a trial, at most (published: 15)."""
+    """Upper bound on the epochs of a trial (published: 15)."""
     choices: int = 30
-    """Numbers of units that a layer can choose from, 0 among them."""
+    """Number of choices per layer, from 0 new units to the maximum."""
     growth: float = 0.05
-    """The most units that a task adds, as a share of the layer's in the beginning."""
+    """Upper bound on the units that a task adds, as a share of the layer's initial units."""
     price: float = 1e-4
-    """What a reward loses for every new unit."""
+    """Price per new unit, subtracted from the reward."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,11 +67,11 @@ class RCL(Growing):
 
     @property
     def most(self) -> list[int]:
-        """How many units a task can add to each layer."""
+        """Upper bound on the units that a task adds to each layer."""
         return [max(1, round(self.growth * units)) for units in self.chain.units]
 
     def units(self, action: list[int]) -> list[int]:
-        """How many units each layer gets by an action, from none to the most."""
+        """Number of units that an action adds to each layer, from 0 to `most`."""
         highest = max(1, self.choices - 1)
         return [round(k / highest * n) for k, n in zip(action, self.most, strict=True)]
 
@@ -92,7 +92,7 @@ class RCL(Growing):
         return params, self.phase(params, ctx.state, ctx.task, free)
 
     def best_child(self, ctx: Context, grown: Params, fresh: Params) -> tuple[Params, list[int]]:
-        """The trained child with the best reward, as wide as the widest, and its new units."""
+        """The trained child with the best reward, at full width, and its new units per layer."""
         seed = seed_of(ctx.seed, "controller", ctx.task)
         controller = Controller(len(self.most), self.choices, seed)
         best, highest = (grown, [0] * len(self.most)), -math.inf
@@ -111,9 +111,9 @@ class RCL(Growing):
         return best
 
     def child(self, ctx: Context, grown: Params, fresh: Params, added: list[int]) -> Child:
-        """A child with some new units: of the widest, whose other units are 0 and stay so.
+        """A child at full width, whose unused new units are 0 and stay 0.
 
-        All children of a task have the same shapes, and so share one captured step.
+        All children of a task have the same shapes and share one captured step.
         """
         widths = [n + k for n, k in zip(self.widths(ctx.state), added, strict=True)]
         params, free = dict(grown), {}

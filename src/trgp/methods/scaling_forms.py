@@ -1,4 +1,4 @@
-"""The two ways to compute with scaled weights: native, where it is exact, and literal."""
+"""Two ways to compute with scaled weights: native, where it is exact, and literal."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ from .protected import Directions, Protected
 
 Kept = dict[str, Tensor]
 Parts = tuple[Tensor | None, Kept]
-"""Of a layer that learns: a trainable tensor of its own, if it has any, and constants."""
+"""Parts of a layer during training: its extra trainable tensor, if any, and constants."""
 
 
 class Form(ABC):
-    """What a layer with a trust region adds to GPM while a task is learnt and afterwards."""
+    """Additions to GPM for a layer with trusted tasks, in and after its training."""
 
     name: ClassVar[str]
 
@@ -29,22 +29,22 @@ class Form(ABC):
     def begin(
         self, each: Protected, W: Tensor, old: Directions, trusted: Sequence[int], batch_size: int
     ) -> Parts:
-        """What it learns with, at Q = I."""
+        """The layer's parts at the start of a task, at Q = I."""
 
     @abstractmethod
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
-        """The constants of a stack, in the shapes of a layer that trusts K tasks."""
+        """Constants for vmapped runs, in the shapes of a layer with K trusted tasks."""
 
     def to_stack(
         self, each: Protected, params: Params, own: Tensor | None, held: Kept, K: int
     ) -> tuple[Params, Kept]:
-        """What of the network's parameters is another in a stack, and what moves beside them."""
+        """Parameters that differ in vmapped runs, and extra tensors that move with them."""
         return {}, {}
 
     def from_stack(
         self, each: Protected, params: Params, moved: Kept, own: Tensor | None, held: Kept
     ) -> tuple[Params, Tensor | None]:
-        """What it is alone when that has moved, and the tensor of its own, which was `own`."""
+        """Inverse of `to_stack` after an epoch: the changed parameters and the new `own`."""
         return {}, None
 
     @abstractmethod
@@ -56,11 +56,11 @@ class Form(ABC):
         old: Directions,
         trusted: list[int],
     ) -> Kept:
-        """What is kept of the scalings when the task ends with the parameter W."""
+        """The scalings to store when the task ends with the parameter W."""
 
     @abstractmethod
     def effective(self, W: Tensor, kept: Kept, old: Directions, trusted: list[int]) -> Tensor:
-        """W_eff of a finished task, from the shared W (g, o, n) of now."""
+        """W_eff of a finished task, from the current shared W (g, o, n)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class NativeForm(Form):
     """The parameter is W_eff itself, and a step is that of `core.native`."""
 
     rate: float
-    """That of Q, in multiples of the network's."""
+    """Learning rate of Q, as a multiple of the network's learning rate."""
     name: ClassVar[str] = "native"
 
     def begin(
@@ -104,7 +104,7 @@ class NativeForm(Form):
     def padded(self, each: Protected, M: Tensor, held: Kept, K: int) -> Kept:
         if "signs" in held:
             task = _task(held)
-        else:  # it trusts nobody
+        else:  # no trusted task
             task = native.begin(M.new_zeros(each.layer.shape), M, [], "gradient")
         return native.dense(task, K, self.rate)._asdict()
 
@@ -114,14 +114,14 @@ class LiteralForm(Form):
     """W and every S_j = Q_j - I are parameters, and W_eff is made from them in every pass.
 
     The S_j lie on the diagonal of one matrix S over all bases side by side, B, since
-    W B S B' = sum_j W B_j S_j B_j' takes as few operations as one task's. In a stack the parameter
-    is W_eff, and a step is that of `core.drifting`.
+    W B S B' = sum_j W B_j S_j B_j' takes as few operations as for one task. In vmapped runs the
+    parameter is W_eff, and a step is that of `core.drifting`.
     """
 
     rate: float
-    """That of Q, in multiples of the network's."""
+    """Learning rate of Q, as a multiple of the network's learning rate."""
     orthogonal: bool = True
-    """Whether W is sure to move orthogonally to M, so that W B is constant there."""
+    """Whether W moves only orthogonally to M, so that W B is constant inside M."""
     name: ClassVar[str] = "literal"
 
     def begin(
@@ -129,20 +129,21 @@ class LiteralForm(Form):
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         B = torch.cat(bases, 2)
-        M = native.aligned(old.M)  # which may have no columns where there is a loose one
-        # How wide each basis is, told by a shape: to read a number is to wait for the device.
+        M = native.aligned(old.M)  # may have no columns beside an unprotected one
+        # Store each basis' width as a shape: reading a number would wait for the device.
         ones = {f"ones{k}": W.new_ones(basis.shape[2]) for k, basis in enumerate(bases)}
         held = {"M": M, "C": W @ M, "B": B, **ones}
         if self.orthogonal and not each.bendable:
             ends = torch.tensor([len(one) for one in ones.values()], device=W.device).cumsum(0)
-            places = ends[[t in old.loose for t in trusted]] - 1  # a basis has its own last
+            # The last column of a basis is its unprotected one.
+            places = ends[[t in old.loose for t in trusted]] - 1
             held |= {"CB": W @ B, "loose": B[..., places], "places": places}
         elif len(bases) > 1:
             held["diagonal"] = torch.block_diag(*(one.outer(one) for one in ones.values()))
         return W.new_zeros(len(W), B.shape[2], B.shape[2]), held
 
     def learning(self, W: Tensor, S: Tensor, held: Kept) -> Tensor:
-        """W_eff of the task that is learnt."""
+        """W_eff of the task that is being learnt."""
         if "CB" not in held:
             return effective_weight(W, [held["B"]], [masked(S, held)])
         trusted = literal.Trusted(*(held[key] for key in ("B", "CB", "loose", "places")))
@@ -164,7 +165,7 @@ class LiteralForm(Form):
     ) -> tuple[Params, Tensor | None]:
         moving, begun = drifting.Moving(**moved), _scalings(own, held)
         W, scalings = drifting.leave(moving, *_bases(held), begun, self.rate)
-        alone = each.unpack(W, params)  # parts of what lies side by side
+        alone = each.unpack(W, params)  # views, not contiguous
         new = {name: part.contiguous() for name, part in alone.items()}
         if own is None:
             return new, None
@@ -189,12 +190,12 @@ class LiteralForm(Form):
 
 
 def masked(S: Tensor, held: Kept) -> Tensor:
-    """S with nothing beside the S_j, also where somebody has moved it."""
+    """Set S to 0 outside the diagonal blocks S_j, even if a step has moved it there."""
     return S * held["diagonal"] if "diagonal" in held else S
 
 
 def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
-    """What is named `prefix` and a number, from 0 on, whatever order it lies in."""
+    """Tensors named `prefix` plus a number, by the number from 0, in any stored order."""
     return [
         named[f"{prefix}{k}"]
         for k in itertools.takewhile(lambda k: f"{prefix}{k}" in named, itertools.count())
@@ -202,13 +203,13 @@ def numbered(named: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
 
 
 def _bases(held: Kept) -> tuple[Sequence[Tensor], list[Tensor]]:
-    """B_j of the trusted tasks, if any, and what of W B_j is constant."""
+    """B_j of the trusted tasks, if any, and the constant parts of W B_j."""
     bases = held["B"].split(_widths(held), 2) if "B" in held else ()
     return bases, [drifting.constant(held["M"], held["C"], B) for B in bases]
 
 
 def _scalings(S: Tensor | None, held: Kept) -> list[Tensor]:
-    """The S_j, as parts of S."""
+    """The S_j, as views of S."""
     return [] if S is None else literal.on_diagonal(S, _widths(held))
 
 

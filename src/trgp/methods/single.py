@@ -1,4 +1,4 @@
-"""Single-task learning (STL): a network of its own for every task."""
+"""Single-task learning (STL): a separate network per task."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from .base import About, Context, Method
 
 @dataclass(frozen=True)
 class Single(Method):
-    """A freshly initialised network for every task: no transfer, no forgetting."""
+    """Train a freshly initialised network per task: no transfer, no forgetting."""
 
     about: ClassVar[About] = About(
         family="baseline",

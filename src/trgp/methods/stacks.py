@@ -1,4 +1,4 @@
-"""The batches of a finished task, many at a time, for what is computed of each by itself."""
+"""Batches of a finished task, processed many at a time but independently of each other."""
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -9,20 +9,20 @@ from torch.utils._pytree import tree_map
 
 from .base import Batch, Context
 
-SAMPLES = 1024  # at a time: more would not be faster, but fill the memory
+SAMPLES = 1024  # per pass; more would fill the memory without being faster
 T = TypeVar("T")
 
 
 def stacks(ctx: Context, size: int, purpose: str, most: int | None = None) -> Iterator[Batch]:
-    """The batches of `ctx.batches(size, purpose)`, at most so many on each other.
+    """Stack the batches of `ctx.batches(size, purpose)`, at most `most` at a time.
 
-    Their x are (k, size, ...), their y (k, size). A last batch of another size comes alone.
+    Each x is (k, size, ...), each y (k, size). A last batch of another size is a stack of one.
     """
     together = max(1, SAMPLES // size if most is None else min(most, SAMPLES // size))
     for piece in ctx.batches(size * together, purpose):
         full, rest = divmod(len(piece.y), size)
         if full and rest == 1:
-            full -= 1  # a last sample has joined the batch before
+            full -= 1  # a single last sample is merged into the previous batch
         inside = slice(0, full * size), slice(full * size, None)
         for part, count in zip(inside, (full, 1), strict=True):
             x, y = piece.x[part], piece.y[part]
@@ -31,18 +31,18 @@ def stacks(ctx: Context, size: int, purpose: str, most: int | None = None) -> It
 
 
 def batch_count(samples: int, size: int) -> int:
-    """How many batches there are in all."""
+    """Number of batches of the train samples."""
     return max(1, samples // size + (samples % size > 1))
 
 
 def each(f: Callable[..., T], *stacked: Any) -> T:
-    """What f makes of every entry of tensors (k, ...), stacked again: in one pass if possible.
+    """Apply f to every entry of tensors (k, ...) and stack the results, in one pass if possible.
 
-    A batch is computed as if it were alone, so that BatchNorm sees its samples and no others.
+    Each batch is computed independently, so that BatchNorm sees only the samples of that batch.
     """
     try:
         return torch.vmap(f)(*stacked)
-    except RuntimeError:  # of a network that looks at values, draws numbers or cannot be vmapped
+    except RuntimeError:  # the network branches on values, draws numbers or cannot be vmapped
         (*_, last) = stacked
         parts = [tree_map(itemgetter(k), stacked) for k in range(len(last))]
         together: T = tree_map(lambda *found: torch.stack(found), *(f(*part) for part in parts))

@@ -1,4 +1,4 @@
-"""A network with a head per task, in two parts: weights of layers, and all that a task can own."""
+"""The two parts of a network with a head per task: layer weights, and per-task tensors."""
 
 from .base import Network
 
@@ -6,7 +6,7 @@ HEADS = "heads."
 
 
 def layer_weights(network: Network) -> tuple[str, ...]:
-    """The names of the trainable tensors of two or more dimensions before the heads."""
+    """Names of the trainable tensors of two or more dimensions before the heads."""
     named = network.module.named_parameters()
     return tuple(
         name
@@ -16,7 +16,7 @@ def layer_weights(network: Network) -> tuple[str, ...]:
 
 
 def own_parts(network: Network, task: int) -> tuple[str, ...]:
-    """The names of what each task has for itself: its head, and all biases, norm layers and running
+    """Names of the per-task tensors: the task's head, and all biases, norm layers and running
     statistics before it."""
     weights = set(layer_weights(network))
     return tuple(

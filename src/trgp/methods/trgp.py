@@ -1,7 +1,7 @@
 """Trust Region Gradient Projection (Lin, Yang, Fan and Zhang, ICLR 2022).
 
-A new task picks in every layer the old tasks it has most in common with, by the share of its first
-gradient that their bases hold, and uses their frozen weights through scaling matrices of its own:
+In every layer a new task selects trusted tasks: the old tasks whose bases hold the largest share of
+its first gradient. It reuses their frozen weights through its own scaling matrices:
 W_eff = W + sum_j W B_j (Q_j - I) B_j', where W moves orthogonally to M as in GPM.
 """
 
@@ -30,13 +30,13 @@ from .quirks import strongest_unprotected
 from .scaling_forms import Form, LiteralForm, NativeForm, Parts, masked
 
 STEPPING = ("loss", "step", "drifted", "along", "early", "ahead", "shared", "weights_for")
-OWN = "Q "  # begins the names of the scalings among the parameters
-BESIDE = "beside "  # and of what moves beside a layer's weight in a stack
+OWN = "Q "  # name prefix of the scalings among the parameters
+BESIDE = "beside "  # name prefix of tensors that move with a layer's weight in vmapped runs
 
 
 @dataclass(frozen=True)
 class TRGPMethod(GPMMethod):
-    """GPM that reuses related old tasks' weights through learnt scaling matrices."""
+    """Extend GPM: reuse trusted tasks' weights through learnt scaling matrices."""
 
     about: ClassVar[About] = About(
         family="gradient projection",
@@ -57,35 +57,35 @@ class TRGPMethod(GPMMethod):
     )
 
     epsilon: float = 0.5
-    """Least share of the gradient's norm that an old task's basis must hold to be trusted."""
+    """Minimum share of the gradient's norm that an old task's basis must hold to be trusted."""
     top_k: int = 2
-    """Most old tasks that a layer trusts."""
+    """Upper bound on the number of trusted tasks per layer."""
     scope: Literal["layer", "task"] = "layer"
-    """Whether every layer has a trust region of its own, or all layers share one."""
+    """layer: every layer selects its own trusted tasks; task: all layers share one selection."""
     selection_samples: int = 125
-    """Random train samples that the first gradient is the mean over (all, if a task has fewer)."""
+    """Number of random train samples for the first gradient (all, if the task has fewer)."""
     scale_rate: float = 1.0
-    """Learning rate of Q, in multiples of the network's."""
+    """Learning rate of Q, as a multiple of the network's learning rate."""
     scaling_over: Literal["bases", "union"] = "bases"
-    """What a layer's scaling matrices are over: bases (one for each it trusts) or union (one for
-    all of them: with epsilon 0 and top_k the number of tasks, for the whole memory)."""
+    """bases: one scaling matrix per trusted task; union: one over the bases of all trusted tasks
+    together. With epsilon 0 and top_k the number of tasks, the union is the whole memory."""
     no_scaling: tuple[str, ...] = ()
-    """Layers, by patterns of their names, that are protected but have no Q; the published code has
-    none in the linear layers of LeNet and the shortcuts of ResNet18."""
+    """Patterns of layer names that are protected but have no Q. The published code has no Q in the
+    linear layers of LeNet and the shortcuts of ResNet18."""
     strongest_unprotected: bool = False
-    """Quirk: of a later task's new directions the strongest stays out of M and is never protected,
-    because the published code compares an index with > instead of >=."""
+    """Quirk: the strongest new direction of every task after the first stays out of M and is never
+    protected. The published code compares an index with > instead of >=."""
     unscaled_inputs: bool = False
-    """Quirk: bases are computed from the inputs under W without Q, because the published code does
-    not pass the scaling on there."""
+    """Quirk: bases are computed from the inputs under W without Q. The published code does not pass
+    the scaling on there."""
     first_layer_gate: bool = False
-    """Quirk: no layer uses its Q if the first one trusts nobody (in a block: if the block's first
-    does not), because the published code asks the first layer only."""
+    """Quirk: no layer uses its Q if the first layer has no trusted task, and no layer of a block if
+    the block's first layer has none. The published code checks the first layer only."""
     third_task_trusts_second: bool = False
-    """Quirk: the third task can only trust the second, because the published code names it."""
+    """Quirk: the third task can only trust the second, which the published code hard-codes."""
     form: Literal["auto", "literal"] = "auto"
-    """How W_eff is computed: auto takes the native form, W_eff itself being the parameter, where
-    that is exact, else the literal one."""
+    """How W_eff is computed. literal: from W and Q in every pass; auto: the native form, with W_eff
+    itself as the parameter, where it is exact, else the literal form."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,26 +104,26 @@ class TRGPMethod(GPMMethod):
             raise ValueError(f"scaling_over must be bases or union, not {self.scaling_over!r}.")
         if self.scaling_over == "union" and self.strongest_unprotected:
             raise ValueError(
-                "A union needs bases inside the memory, which strongest_unprotected keeps some "
-                "directions out of; give one of the two."
+                "scaling_over=union needs all bases inside the memory, but strongest_unprotected "
+                "keeps directions out of it; give one of the two."
             )
         if not all(isinstance(pattern, str) for pattern in self.no_scaling):
             raise ValueError(f"no_scaling must be names of layers, not {self.no_scaling!r}.")
 
     @cached_property
     def scaling(self) -> Form:
-        """Native unless some B_j leaves span(M): then W B_j drifts and must be computed anew."""
+        """Native, unless some B_j leaves span(M): then W B_j drifts and must be recomputed."""
         if self.form == "literal" or self.strongest_unprotected:
             return LiteralForm(self.scale_rate, self.own_steps)
         return NativeForm(self.scale_rate)
 
     @property
     def own_steps(self) -> bool:
-        """Whether no subclass takes other steps than these."""
+        """Whether no subclass overrides the step functions."""
         return all(getattr(type(self), name) is getattr(TRGPMethod, name) for name in STEPPING)
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
-        """Choose the trust region by the first gradient, and start from Q = I."""
+        """Select the trusted tasks by the first gradient, and start from Q = I."""
         params, state = super().begin_task(ctx)
         if ctx.task == 0:
             return params, state
@@ -140,7 +140,7 @@ class TRGPMethod(GPMMethod):
         return params, state
 
     def select(self, ctx: Context) -> Selected[int]:
-        """The old tasks that each layer trusts, strongest first (paper, section 4.1)."""
+        """Select the trusted tasks of each layer, strongest first (paper, section 4.1)."""
         squared, totals = self.held(ctx)
         if self.scope == "task":
             together = total_over(list(squared.values()))
@@ -154,7 +154,7 @@ class TRGPMethod(GPMMethod):
         return self.gated(selected) if self.first_layer_gate else selected
 
     def held(self, ctx: Context) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
-        """By layer the energy of the first gradient that old tasks' bases hold, and all of it."""
+        """By layer: the energy of the first gradient in old tasks' bases, and its total energy."""
         grads = ctx.gradients(self, ctx.samples(self.selection_samples, "selection"))
         squared: dict[str, dict[int, float]] = {}
         totals: dict[str, float] = {}
@@ -176,7 +176,7 @@ class TRGPMethod(GPMMethod):
         return range(1, 2) if task == 2 and self.third_task_trusts_second else range(task)
 
     def gated(self, selected: Selected[int]) -> Selected[int]:
-        """Only what is left when the first layer, and a block's first, decide for the others."""
+        """Apply `first_layer_gate`: the first layer, and a block's first, decide for the others."""
         first = next(iter(selected))
         blocks: dict[str, str] = {}
         for name in selected:
@@ -187,7 +187,7 @@ class TRGPMethod(GPMMethod):
         }
 
     def scaled(self, old: Directions, trusted: list[int]) -> tuple[Directions, list[int]]:
-        """Where in M the scaling matrices act, and the names there of what each of them is over."""
+        """Directions on which the scaling matrices act, and each matrix's key in their masks."""
         if self.scaling_over == "bases":
             return old, trusted
         bases = [old.masks[t] for t in trusted]
@@ -196,7 +196,7 @@ class TRGPMethod(GPMMethod):
         return replace(old, masks={0: torch.stack(wide).any(0)}), [0]
 
     def factored(self, state: State, batch_size: int) -> frozenset[str]:
-        """Not where W_eff is made from W, whose gradient is then more than these factors."""
+        """Exclude layers with W_eff computed from W: their gradient is more than the factors."""
         made = {
             each.names[0]
             for name, each in self.layers.items()
@@ -216,9 +216,9 @@ class TRGPMethod(GPMMethod):
         return super().factors_pay(each, held, batch_size)
 
     def loss(self, params: Params, state: State, batch: Batch) -> Tensor:
-        """In the literal form linear layers get bent inputs instead of their effective weight.
+        """Mean loss; the literal form gives linear layers a low-rank input correction.
 
-        W_eff x = W (x + B S B' x), and a batch has fewer rows than W.
+        W_eff x = W (x + B S B' x) is cheaper than W_eff: a batch has fewer rows than W.
         """
         bent: dict[str, Tensor] = {}
         plain = dict(params)
@@ -232,15 +232,18 @@ class TRGPMethod(GPMMethod):
         return cross_entropy(self.network(weights, batch.x, batch.head), batch.y)
 
     def stackable(self) -> bool:
-        """In the literal form a stack has no Q that somebody else's loss or step could look at, and
-        its effective weight needs the digits of what moves beside it."""
+        """In the literal form, vmap only if no subclass overrides the steps and layers are direct.
+
+        Vmapped runs then have no Q that another loss or step could read, and the effective weight
+        needs the precision of the tensors that move with it.
+        """
         if not super().stackable():
             return False
         apart = self.own_steps and all(each.direct for each in self.layers.values())
         return apart or isinstance(self.scaling, NativeForm)
 
     def layer_padded(self, name: str, state: State) -> State:
-        """As if a layer that may trust somebody trusted as many tasks as it may."""
+        """Pad the layer's constants to the largest number of scalings."""
         each = self.scalable(state).get(name)
         if each is None:
             return super().layer_padded(name, state)
@@ -265,20 +268,20 @@ class TRGPMethod(GPMMethod):
         return new
 
     def scalable(self, state: State) -> dict[str, Protected]:
-        """The layers that may trust somebody."""
+        """The layers that may have trusted tasks."""
         if not level(state, "memory"):
             return {}
         return {n: each for n, each in self.layers.items() if not matches(n, self.no_scaling)}
 
     @property
     def most_scalings(self) -> int:
-        """Of a layer."""
+        """Upper bound on the scaling matrices per layer."""
         return 1 if self.scaling_over == "union" else self.top_k
 
     def step(
         self, params: Params, grads: Grads, state: State, batch: Batch, lr: Rate
     ) -> tuple[dict[str, Tensor], State]:
-        """GPM's step; the scalings have a rate of their own."""
+        """Take GPM's step; the scalings step with their own learning rate."""
         drifted = self.drifted(params, grads, state, lr)
         own = {name: g for name, g in grads.items() if name.startswith(OWN)}
         others = {n: g for n, g in grads.items() if n not in own and n not in drifted}
@@ -288,7 +291,7 @@ class TRGPMethod(GPMMethod):
         return {**new, **drifted}, moved
 
     def drifted(self, params: Params, grads: Grads, state: State, lr: Rate) -> dict[str, Tensor]:
-        """What becomes of the layers that a stack keeps in the literal form."""
+        """Step the layers that vmapped runs keep in the literal form."""
         new: dict[str, Tensor] = {}
         task = {name: tensors(level(state, "task", name)) for name in self.layers}
         literal = [n for n, e in self.layers.items() if "U" in task[n] and e.names[0] in grads]
@@ -334,14 +337,14 @@ class TRGPMethod(GPMMethod):
         return Along(True, native.scaled_excess(native.Task(**held), G))
 
     def end_task(self, ctx: Context) -> tuple[Params, State]:
-        """Keep the scalings, then extend the memory."""
+        """Store the scalings, then extend the memory."""
         kept: dict[str, State] = {}
         for name, picked in tensors(level(ctx.state, "selected", str(ctx.task))).items():
             trusted = picked.tolist()
             kept[name] = self.scaling.finish(
                 ctx.params.get(OWN + name),
                 tensors(level(ctx.state, "task", name)),
-                # In the digits that it has: packed it may seem to have more.
+                # Back to the parameter's own dtype: `pack` may return a wider one.
                 self.layers[name].pack(ctx.params).to(ctx.params[self.layers[name].names[0]].dtype),
                 *self.scaled(Directions.read(ctx.state, self.layers[name].layer), trusted),
             )
@@ -363,7 +366,7 @@ class TRGPMethod(GPMMethod):
         return Directions(choice.M, choice.ranks, {**old.masks, task: choice.mask}, loose)
 
     def weights_for(self, params: Params, state: State, task: int) -> Params:
-        """W_eff: of the task being learnt from its Q, of a finished one from what it kept."""
+        """W_eff: from Q for the current task, from the stored scalings for a finished one."""
         weights = dict(super().weights_for(params, state, task))
         kept = level(state, "changes", str(task))
         for name, each in self.layers.items():
@@ -373,7 +376,7 @@ class TRGPMethod(GPMMethod):
                 W = self.scaling.effective(each.pack(params), tensors(level(kept, name)), *scaled)
                 weights |= each.unpack(W, params)
             elif not kept and OWN + name in params:
-                assert isinstance(self.scaling, LiteralForm)  # nobody else has any
+                assert isinstance(self.scaling, LiteralForm)  # only this form has a Q
                 held = tensors(level(state, "task", name))
                 W = self.scaling.learning(each.joined(params), params[OWN + name], held)
                 weights |= each.unpack(W, params)
@@ -390,14 +393,14 @@ class TRGPMethod(GPMMethod):
 
 
 def with_parts(params: Params, state: State, name: str, parts: Parts) -> tuple[Params, State]:
-    """The parameters and the state with what a layer's scaling adds to them."""
+    """Add the tensors of a layer's scaling to the parameters and the state."""
     own, constants = parts
     state = put(state, {**level(state, "task", name), **constants}, "task", name)
     return params if own is None else {**params, OWN + name: own}, state
 
 
 def beside_of(name: str, params: Params) -> dict[str, Tensor]:
-    """What moves beside a layer's weight in a stack."""
+    """Tensors that move with a layer's weight in vmapped runs."""
     prefix = f"{BESIDE}{name} "
     return {n.removeprefix(prefix): p for n, p in params.items() if n.startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""Where images come from: the store on disk, the public sources, and batches on the device."""
+"""Image data: the store on disk, the public sources, and batches on the device."""
 
 from .catalogue import BENCHMARKS, Catalogue, present
 from .images import NORMALISATION, Normalisation, Tensors, as_rgb32, to_tensors

@@ -1,4 +1,4 @@
-"""Which sets are there, and what each benchmark still lacks."""
+"""The available sets, and the sets that each benchmark lacks."""
 
 import zipfile
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "cifar100-superclass": ("cifar100",),
     "five-datasets": ("cifar10", "mnist", "svhn", "fashion_mnist", "notmnist"),
     "split-miniimagenet": ("miniimagenet",),
-    # From scikit-learn's own data.
+    # Made from scikit-learn's data.
     "permuted-digits": (),
     "split-digits": (),
 }
@@ -22,21 +22,21 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What lies under a root."""
+    """The sets under a root."""
 
     root: Path
     present: tuple[str, ...]
-    """Known sets whose file is there and looks whole; only `load` reads all of it."""
+    """Known sets whose file looks complete; only `load` reads all of it."""
     damaged: tuple[str, ...]
-    """Known sets whose file is there but is no zip archive, or one cut short."""
+    """Known sets whose file is no zip archive, or a truncated one."""
     others: tuple[str, ...]
-    """Other npz files there: sets of the user's own."""
+    """Other npz files: the user's own sets."""
     missing: Mapping[str, tuple[str, ...]]
-    """For each benchmark the sets it lacks, in the order of its tasks."""
+    """By benchmark: the sets that it lacks, in the order of its tasks."""
 
 
 def present(root: PathLike | None = None) -> Catalogue:
-    """Look under the root, without reading the images."""
+    """List the sets under the root without reading the images."""
     folder = data_root(root)
     there = {path.stem: path for path in sorted(folder.glob("*.npz")) if path.is_file()}
     whole = [name for name in SETS if name in there and zipfile.is_zipfile(there[name])]

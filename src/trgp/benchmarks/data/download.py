@@ -1,4 +1,4 @@
-"""One file from the first mirror that has it: resumed where it broke off, verified, renamed."""
+"""Download one file from the first mirror that has it: resume, verify, rename."""
 
 import hashlib
 import http.client
@@ -14,9 +14,9 @@ from pathlib import Path
 from .sources import Remote
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes that are there, and the bytes of the whole if known."""
+"""Called with the file's name, the bytes received, and the total bytes if known."""
 
-ATTEMPTS = 5  # at one mirror, each going on from where the last one broke off
+ATTEMPTS = 5  # per mirror, each resuming the previous one
 PAUSE = 1.0  # seconds before the second attempt, growing with each
 TIMEOUT = 60.0  # seconds without a byte
 BLOCK = 1 << 18
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
 class _BrokenOffError(Exception):
-    """The connection ended early; what came is kept, and another attempt may go on from it."""
+    """The connection ended early; the received part is kept, and another attempt may resume it."""
 
     def __init__(self, reason: str, *, connected: bool = True) -> None:
         super().__init__(reason)
@@ -32,13 +32,13 @@ class _BrokenOffError(Exception):
 
 
 class _RefusedError(Exception):
-    """The mirror does not have the file, or not the right one; another may."""
+    """The mirror lacks the file or has a wrong one; another mirror may have it."""
 
 
 def fetch(remote: Remote, folder: Path, progress: Progress | None = None) -> Path:
-    """The file in the folder, downloaded if it is not there already and right.
+    """Return the file in the folder, downloading it unless it exists and is valid.
 
-    Bytes collect in `<file>.part`, which outlives a broken download so that the next can go on.
+    Bytes collect in `<file>.part`, which survives a broken download so that the next one resumes.
     """
     target, part = folder / remote.file, folder / f"{remote.file}.part"
     if target.is_file():
@@ -58,14 +58,14 @@ def fetch(remote: Remote, folder: Path, progress: Progress | None = None) -> Pat
 
 
 def wrong(path: Path, remote: Remote) -> str | None:
-    """What about the file is not as published, None if nothing known is."""
+    """Describe how the file differs from the published one; None if no difference is known."""
     if remote.size is not None and path.stat().st_size != remote.size:
         return f"it has {path.stat().st_size} bytes in place of {remote.size}"
     for kind, expected in (("sha256", remote.sha256), ("md5", remote.md5)):
         if expected is None:
             continue
         with open(path, "rb") as file:
-            # Said aloud, because some systems forbid md5 where security depends on it.
+            # Declared, because some systems forbid md5 for security purposes.
             made = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False))
         if made.hexdigest() != expected:
             return f"its {kind} is {made.hexdigest()} in place of {expected}"
@@ -73,13 +73,13 @@ def wrong(path: Path, remote: Remote) -> str | None:
 
 
 def _from_mirror(url: str, remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Fill the part file and verify it, in as many attempts as that takes or are allowed."""
+    """Fill the part file and verify it, in at most ATTEMPTS attempts."""
     for attempt in range(1, ATTEMPTS + 1):
         resumed = part.is_file() and part.stat().st_size > 0
         try:
             _attempt(url, remote.file, part, progress)
         except _BrokenOffError as error:
-            # A mirror that cannot be reached at all is left at once, a bad line gets patience.
+            # Leave an unreachable mirror at once, but retry after a broken connection.
             if attempt == ATTEMPTS or (attempt == 1 and not error.connected):
                 raise _RefusedError(str(error)) from None
             time.sleep(PAUSE * attempt)
@@ -88,14 +88,14 @@ def _from_mirror(url: str, remote: Remote, part: Path, progress: Progress | None
         if reason is None:
             return
         part.unlink()
-        # Bytes from an earlier day or another mirror may be to blame: once more, from the start.
+        # An older or another mirror's bytes may be the cause: retry from the start.
         if not resumed:
             raise _RefusedError(reason)
-    raise _RefusedError("it kept breaking off")
+    raise _RefusedError("the connection kept breaking")
 
 
 def _attempt(url: str, name: str, part: Path, progress: Progress | None) -> None:
-    """One request, for what the part file lacks."""
+    """Request the bytes that the part file lacks."""
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "trgp"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -104,7 +104,7 @@ def _attempt(url: str, name: str, part: Path, progress: Progress | None) -> None
         )
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 416:  # nothing lies beyond what is here: whole, or too long
+            if error.code == 416:  # no bytes beyond the part file: it is complete, or too long
                 return
             raise _RefusedError(f"the server answered {error.code}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
@@ -116,13 +116,13 @@ def _attempt(url: str, name: str, part: Path, progress: Progress | None) -> None
         if response.status == 206:
             found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != have:
-                raise _RefusedError("the server sent another part of the file than asked for")
+                raise _RefusedError("the server sent another part of the file than requested")
             total = int(found[2]) if found[2].isdecimal() else None
-        else:  # the server sends all of it
+        else:  # the server sends the whole file
             have = 0
         with open(part, "ab" if have else "wb") as file:
             while True:
-                # Apart from the writing below: a full disk is no reason to try the next mirror.
+                # Separate from the writing below: a full disk is no reason to try the next mirror.
                 try:
                     block = response.read(BLOCK)
                 except (http.client.HTTPException, OSError) as error:

@@ -1,7 +1,7 @@
-"""miniImageNet from what its users have: folders of image files, lists of them, or an npz file.
+"""miniImageNet from the user's files: folders of images, lists of them, or an npz file.
 
-There is no official train and test set for this use: the classes' images were made for few-shot
-learning, where whole classes are held out. They are drawn here as the published code does.
+There is no official train and test set for this use: the set was made for few-shot learning, where
+whole classes are held out. Train and test images are drawn here as in the published code.
 """
 
 import csv
@@ -22,7 +22,7 @@ PARTS = ("train", "val", "test")
 IMAGES = (".jpg", ".jpeg", ".png")
 PICKLES = (".pkl", ".pickle", ".p")
 SEED = 1234  # of the published code, which shuffles a class's images and takes the first for train
-# Of the 100 classes of Ravi and Larochelle those of their lists val and test; all others are train.
+# The classes of Ravi and Larochelle's lists val and test; all others of the 100 are train.
 LISTS = (
     "n01855672 n02091244 n02114548 n02138441 n02174001 n02950826 n02971356 n02981792 n03075370 "
     "n03417042 n03535780 n03584254 n03770439 n03773504 n03980874 n09256479",
@@ -40,10 +40,10 @@ Files = dict[str, list[Path]]  # the image files of every class
 
 
 class Size(NamedTuple):
-    """How much there must be."""
+    """The required numbers of classes and images, and the image size."""
 
     classes: int = 100
-    each: int = 600  # images of a class, a sixth of them for test
+    each: int = 600  # images per class, a sixth of them for test
     side: int = 84  # pixels
 
 
@@ -53,10 +53,10 @@ FULL = Size()
 def images_in(
     path: PathLike, progress: Progress | None = None, size: Size = FULL
 ) -> Mapping[str, NDArray[Any]]:
-    """The arrays of a set, from a folder or an npz file that holds them already.
+    """Read the arrays of the set from a folder, or from an npz file that holds them already.
 
-    Classes are numbered as the lists of Ravi and Larochelle have them: train, val, test, sorted by
-    name in each.
+    Classes are numbered in the order of Ravi and Larochelle's lists: train, val, test, sorted by
+    name within each.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -64,8 +64,8 @@ def images_in(
     _refuse_pickles(path)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"There is no folder {path}; give that of the images, of train.csv, val.csv and "
-            "test.csv, or an npz file."
+            f"There is no folder {path}; give the folder of the images, or of train.csv, val.csv "
+            "and test.csv, or an npz file."
         )
     lists = [path / f"{part}.csv" for part in PARTS]
     found = _listed(path, lists) if any(each.is_file() for each in lists) else _in_folders(path)
@@ -98,7 +98,7 @@ def _refuse_pickles(path: Path) -> None:
 
 
 def _listed(path: Path, lists: Sequence[Path]) -> Files:
-    """By the lists' rows of filename and label; the files lie in images/ or beside the lists."""
+    """Read filenames and labels from the lists; the files lie in images/ or next to the lists."""
     missing = [each.name for each in lists if not each.is_file()]
     if missing:
         raise FileNotFoundError(f"{path} has no {missing[0]}; put all three lists there.")
@@ -108,14 +108,14 @@ def _listed(path: Path, lists: Sequence[Path]) -> Files:
         with open(each, newline="") as file:
             rows = csv.DictReader(file)
             if not {"filename", "label"} <= set(rows.fieldnames or ()):
-                raise ValueError(f"{each} has no columns filename and label; give them a head.")
+                raise ValueError(f"{each} has no columns filename and label; add a header row.")
             for row in rows:
                 found.setdefault(row["label"], []).append(folder / row["filename"])
     return found
 
 
 def _in_folders(path: Path) -> Files:
-    """A folder a class, all in one, or in train/, val/ and test/, whose images are put together."""
+    """Find one folder per class, all in one folder or in train/, val/ and test/, merged."""
     parts = [path / part for part in PARTS if (path / part).is_dir()]
     found: Files = {}
     for folder in parts or [path]:
@@ -136,14 +136,14 @@ def _check(found: Files, path: Path, size: Size) -> None:
         if len(files) != size.each:
             raise ValueError(
                 f"{path} holds {len(files)} images of class {name} in place of {size.each}; add "
-                "what is missing, or take out what is too many."
+                "the missing images, or remove the surplus."
             )
 
 
 def _split(
     classes: Sequence[Sequence[Path]], size: Size, progress: Progress | None
 ) -> dict[str, NDArray[Any]]:
-    """Five sixths of every class for train, in the order of the classes; the rest for test."""
+    """Split every class: five sixths for train, the rest for test, in the order of classes."""
     random = np.random.RandomState(SEED)
     cut = size.each * 5 // 6
     orders = [random.permutation(size.each) for _ in classes]
@@ -164,9 +164,9 @@ def _split(
 
 
 def _decoded(files: Sequence[Path], side: int) -> Iterator[NDArray[np.uint8]]:
-    """In their order; several at a time, since the decoder works outside of Python."""
+    """Decode the files in order, several at a time: the decoder releases Python's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(files), 1000):  # or all would lie decoded in memory twice
+        for start in range(0, len(files), 1000):  # all at once would lie decoded in memory twice
             yield from pool.map(lambda file: _image(file, side), files[start : start + 1000])
 
 
@@ -178,11 +178,13 @@ def _image(file: Path, side: int) -> NDArray[np.uint8]:
             image = opened.convert("RGB")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"There is no image {file}, which a list names; put it there, or give the folder that "
-            "holds the lists and images/."
+            f"There is no image {file}, which a list names; put it there, or give the folder with "
+            "the lists and images/."
         ) from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read as an image: {error}; get it again.") from error
+        raise ValueError(
+            f"{file} cannot be read as an image: {error}; replace the file."
+        ) from error
     if image.size != (side, side):
         image = image.resize((side, side), Image.Resampling.LANCZOS)
     return np.asarray(image)

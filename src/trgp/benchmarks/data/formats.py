@@ -1,7 +1,7 @@
-"""The published files as arrays, without pickle: idx, CIFAR's records, MATLAB's, letters as png.
+"""Decode the published files without pickle: idx, CIFAR's records, MATLAB files, png letters.
 
-Each `*_set` takes the downloaded files by name. What does not decode raises ValueError or an
-error of gzip, tarfile or zlib; the caller makes a sentence of it.
+Each `*_set` takes the downloaded files by name. A file that does not decode raises ValueError or an
+error of gzip, tarfile or zlib; the caller turns it into a sentence.
 """
 
 import gzip
@@ -33,13 +33,13 @@ LETTERS = "ABCDEFGHIJ"
 
 
 def idx_set(files: Mapping[str, Path]) -> Arrays:
-    """MNIST and Fashion-MNIST: four gzipped idx files."""
+    """Decode MNIST and Fashion-MNIST: four gzipped idx files."""
     arrays = {key: idx(gzip.decompress(files[file].read_bytes())) for key, file in IDX.items()}
     return {key: a[..., None] if "images" in key else a for key, a in arrays.items()}
 
 
 def idx(data: bytes) -> NDArray[np.uint8]:
-    """An idx file of bytes: two zeros, the type (8), the number of axes, their lengths, pixels."""
+    """Decode an idx file of bytes: two zeros, type (8), number of axes, their lengths, pixels."""
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise ValueError("not an idx file of bytes")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
@@ -47,7 +47,7 @@ def idx(data: bytes) -> NDArray[np.uint8]:
 
 
 def cifar_set(files: Mapping[str, Path], *, coarse: bool) -> Arrays:
-    """CIFAR's binary archives: records of one label (CIFAR-100: coarse, fine) and 3 planes."""
+    """Decode CIFAR's binary archives: records of labels (CIFAR-100: coarse, fine) and 3 planes."""
     (path,) = files.values()
     splits, labels = (CIFAR100, 2) if coarse else (CIFAR10, 1)
     wanted = {file for names in splits.values() for file in names}
@@ -71,14 +71,14 @@ def cifar_set(files: Mapping[str, Path], *, coarse: bool) -> Arrays:
 
 
 def svhn_set(files: Mapping[str, Path]) -> Arrays:
-    """SVHN's cropped digits: MATLAB files with X (32, 32, 3, N) and y, where 10 stands for 0."""
+    """Decode SVHN's cropped digits: MATLAB files with X (32, 32, 3, N) and y, where 10 means 0."""
     loadmat = importlib.import_module("scipy.io").loadmat
     arrays = {}
     for split in ("train", "test"):
         path = files[f"{split}_32x32.mat"]
         try:
             content = loadmat(path, variable_names=["X", "y"])
-        except Exception as error:  # of many kinds, scipy's own among them
+        except Exception as error:  # any type, including scipy's own
             raise ValueError(f"{path.name} is no MATLAB file that can be read, {error}") from error
         if not {"X", "y"} <= content.keys() or content["X"].ndim != 4:
             raise ValueError("no images X with labels y in the file")
@@ -88,7 +88,7 @@ def svhn_set(files: Mapping[str, Path]) -> Arrays:
 
 
 def notmnist_set(files: Mapping[str, Path]) -> Arrays:
-    """notMNIST_small: a folder of png files for each letter, two of them known to be empty.
+    """Decode notMNIST_small: a folder of png files per letter, with two files known to be empty.
 
     There is no official split; the last tenth of a fixed permutation is the test set.
     """
@@ -119,13 +119,13 @@ def notmnist_set(files: Mapping[str, Path]) -> Arrays:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | None:
-    """What a file in an archive holds; None of a link, which may lead anywhere or in a circle."""
+    """Read a file of an archive; None for a link, which may lead anywhere or in a circle."""
     file = archive.extractfile(member) if member.isfile() else None
     return None if file is None else file.read()
 
 
 def grey_png(data: bytes) -> NDArray[np.uint8] | None:
-    """A grey png of 8 bits; None where it is anything else or damaged."""
+    """Decode a grey png of 8 bits; None if it is anything else or damaged."""
     from PIL import Image
 
     try:

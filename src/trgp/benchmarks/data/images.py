@@ -13,7 +13,7 @@ from .store import Images, Labels
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Mean and standard deviation of pixels in 0 to 1: one for each channel, or one for all."""
+    """Mean and standard deviation of pixels from 0 to 1: one per channel, or one for all."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -25,7 +25,7 @@ _CIFAR = Normalisation(
 NORMALISATION: Mapping[str, Normalisation] = {
     "mnist": Normalisation((0.1307,), (0.3081,)),  # 28 x 28, as in PMNIST
     "mnist_padded": Normalisation((0.1,), (0.2752,)),  # 32 x 32, as in 5-Datasets
-    "fashion_mnist": Normalisation((0.2190,), (0.3318,)),  # padded too
+    "fashion_mnist": Normalisation((0.2190,), (0.3318,)),  # 32 x 32 too
     "notmnist": Normalisation((0.4254,), (0.4501,)),
     "cifar10": _CIFAR,
     "cifar100": _CIFAR,
@@ -37,13 +37,13 @@ NORMALISATION: Mapping[str, Normalisation] = {
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Samples on one device: x uint8 (pixels) or float (taken as they are), y int64."""
+    """Samples on one device: x uint8 (pixels) or float (used unchanged), y int64."""
 
     x: Tensor
     y: Tensor
     normalisation: Normalisation | None = None
-    """For uint8 x, applied to every batch after the division by 255."""
-    # Put on the device once: a copy in every batch would make each step wait for it.
+    """Applied to every batch of uint8 x after the division by 255."""
+    # On the device from the start: a copy per batch would make each step wait.
     _shift: tuple[Tensor, Tensor] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class Tensors:
             )
         if not self.x.dim() or len(self.x) != len(self.y):
             raise ValueError(
-                f"x has shape {tuple(self.x.shape)} beside {len(self.y)} labels; give one label a "
-                "sample."
+                f"x has shape {tuple(self.x.shape)} but y has {len(self.y)} labels; give one label "
+                "per sample."
             )
         if self.x.device != self.y.device:
             raise ValueError(
@@ -72,32 +72,32 @@ class Tensors:
         if not {len(given.mean), len(given.std)} <= {1, channels}:
             raise ValueError(
                 f"x has shape {tuple(self.x.shape)}, but the normalisation is for "
-                f"{len(given.mean)} channels; give (N, C, H, W) and one mean a channel."
+                f"{len(given.mean)} channels; give (N, C, H, W) and one mean per channel."
             )
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=self.x.device).view(-1, 1, 1)
             for values in (given.mean, given.std)
         )
-        object.__setattr__(self, "_shift", (mean, std))  # past frozen, as dataclasses do it
+        object.__setattr__(self, "_shift", (mean, std))  # bypasses frozen, as dataclasses do
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The samples of an index (on the same device, or a slice): x float, y int64."""
+        """The indexed samples (by a tensor on the same device, or a slice): x float, y int64."""
         return self._floats(self.x[index]), self.y[index]
 
     def subset(self, index: Tensor | slice) -> "Tensors":
-        """The samples of an index as a set of their own, pixels still uint8."""
+        """Select the indexed samples; pixels stay uint8."""
         return Tensors(self.x[index], self.y[index], self.normalisation)
 
     def to(self, device: torch.device | str) -> "Tensors":
-        """The same samples on another device."""
+        """Copy the samples to another device."""
         return Tensors(self.x.to(device), self.y.to(device), self.normalisation)
 
     @property
     def scale(self) -> tuple[Tensor, Tensor] | None:
-        """What makes floats of a sample's pixels: mean and deviation by channel; None of floats."""
+        """Mean and deviation by channel that normalise pixels; None for float samples."""
         if self.x.dtype != torch.uint8:
             return None
         if self._shift is None:
@@ -116,15 +116,15 @@ def to_tensors(
     device: torch.device | str = "cpu",
     normalisation: Normalisation | None = None,
 ) -> Tensors:
-    """Images (N, H, W, C) and labels as the store has them, as (N, C, H, W) on the device."""
+    """Convert stored images (N, H, W, C) and labels to (N, C, H, W) on the device."""
     x = torch.from_numpy(images).permute(0, 3, 1, 2).to(device).contiguous()
     return Tensors(x, torch.from_numpy(labels).to(device), normalisation)
 
 
 def as_rgb32(name: str, x: Tensor) -> Tensor:
-    """Pixels of a set of 5-Datasets, uint8 (N, C, H, W), as 32 x 32 with three channels.
+    """Convert pixels of a set of 5-Datasets, uint8 (N, C, H, W), to 32 x 32 with three channels.
 
-    notMNIST is resized, as it was in the published experiments; MNIST and Fashion-MNIST are padded.
+    notMNIST is resized, as in the published experiments; MNIST and Fashion-MNIST are padded.
     """
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
         raise ValueError(
@@ -137,12 +137,12 @@ def as_rgb32(name: str, x: Tensor) -> Tensor:
         raise ValueError(
             f"The images of {name} are {x.shape[2]} x {x.shape[3]}; give 28 x 28 or 32 x 32."
         )
-    # Seen three times rather than copied: a batch of it is made whole by its indexing.
+    # A view rather than a copy: indexing a batch materialises it.
     return x.expand(-1, 3, -1, -1)
 
 
 def resize(x: Tensor, side: int, chunk: int = 4096) -> Tensor:
-    """Square uint8 images by an antialiased cubic filter, rounded back to uint8."""
+    """Resize square uint8 images by an antialiased cubic filter, rounded back to uint8."""
     parts = [
         F.interpolate(part.float(), (side, side), mode="bicubic", antialias=True)
         .round_()

@@ -1,4 +1,4 @@
-"""From the public sources to `<root>/<name>.npz`."""
+"""Prepare sets from the public sources as `<root>/<name>.npz`."""
 
 import gzip
 import importlib.util
@@ -15,7 +15,7 @@ from .download import Progress, fetch
 from .folders import images_in
 from .sources import SOURCES, Arrays, Source
 
-GIVEN = "miniimagenet"  # the set that is made of what the user has
+GIVEN = "miniimagenet"  # the set that is made from the user's own files
 DAMAGE = (ValueError, EOFError, tarfile.TarError, zlib.error, gzip.BadGzipFile)
 
 
@@ -27,12 +27,14 @@ def prepare(
     given: PathLike | None = None,
     sources: Mapping[str, Source] = SOURCES,
 ) -> Path:
-    """Download a set, verify it, and write its npz file; nothing to do if a good one is there.
+    """Download a set, verify it and write its npz file, unless a valid one exists.
 
-    What was downloaded is kept beside it until the npz is written, so that a second call goes on
-    where the first one broke off.
+    Downloads are kept next to it until the npz is written, so that a second call resumes an
+    interrupted one.
 
-    given: for miniimagenet, which cannot be downloaded, the folder of its images, or an npz file.
+    Args:
+        given: for miniimagenet, which cannot be downloaded: the folder of its images, or an npz
+            file.
     """
     folder = store.data_root(root)
     target = folder / f"{name}.npz"
@@ -52,7 +54,7 @@ def prepare(
     except ConnectionError as error:
         raise ConnectionError(
             f"{name}: {error}; check the connection and run `trgp data prepare {name}` again, "
-            "which goes on with what has arrived."
+            "which resumes the download."
         ) from None
     except OSError as error:
         raise _unwritten(name, folder, error) from error
@@ -61,7 +63,7 @@ def prepare(
 
 def _prepare_given(name: str, target: Path, given: PathLike, progress: Progress | None) -> Path:
     if name != GIVEN:
-        raise ValueError(f"{name} is not made of files of yours, only {GIVEN} is; leave them out.")
+        raise ValueError(f"{name} is downloaded; use --from for {GIVEN} only.")
     if _good(target):
         return target
     _require("PIL", name)
@@ -97,7 +99,7 @@ def _source(name: str, sources: Mapping[str, Source]) -> Source:
 
 
 def _good(target: Path) -> bool:
-    """Whether a file is there that `load` accepts; a damaged one is made again."""
+    """Whether `load` accepts the file; a damaged one is made again."""
     try:
         store.load(target)
     except (FileNotFoundError, ValueError):
@@ -114,17 +116,17 @@ def _convert(name: str, source: Source, files: Mapping[str, Path]) -> Arrays:
                 raise ValueError(f"{split} images of shape {shape} in place of {expected}")
         return store.check(arrays, Path(f"{name}.npz"))
     except DAMAGE as error:
-        # Kept, they would be found complete and fail the same way again.
+        # If kept, the complete files would fail in the same way again.
         for path in files.values():
             path.unlink(missing_ok=True)
         raise ValueError(
-            f"The files downloaded for {name} do not hold what they should: {error}; they were "
-            f"deleted, run `trgp data prepare {name}` again."
+            f"The files downloaded for {name} are not as published: {error}; they were deleted, "
+            f"run `trgp data prepare {name}` again."
         ) from error
 
 
 def _remove(downloads: Path) -> None:
-    """The set's own downloads, and the folder for all of them when it was the last."""
+    """Delete the set's downloads, and the folder of all downloads if it is empty."""
     shutil.rmtree(downloads, ignore_errors=True)
     if downloads.parent.is_dir() and not any(downloads.parent.iterdir()):
         downloads.parent.rmdir()

@@ -1,8 +1,8 @@
-"""The public sources: where each file lies, what it must hash to, what it decodes to.
+"""The public sources: URLs, checksums and expected contents of each file.
 
-The sums are the published ones: torchvision's for MNIST, Fashion-MNIST and SVHN, those of the
-CIFAR page for its binary archives. notMNIST's author published none; its md5 and size are those
-that several loaders of it agree on. Plain http stands last, and only where a sum is known.
+The checksums are the published ones: torchvision's for MNIST, Fashion-MNIST and SVHN, those of the
+CIFAR page for its binary archives. notMNIST's author published none; several loaders agree on its
+md5 and size. Plain http comes last, and only where a checksum is known.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Remote:
-    """One file to download; a sum or size that is not known is None and not checked."""
+    """One file to download; an unknown checksum or size is None and not checked."""
 
     file: str
     urls: tuple[str, ...]
@@ -31,7 +31,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Source:
-    """A set's files, how they become arrays, and how many images of which shape must come out."""
+    """A set's files, their conversion to arrays, and the expected number and shape of images."""
 
     files: tuple[Remote, ...]
     convert: Callable[[Mapping[str, Path]], Arrays]

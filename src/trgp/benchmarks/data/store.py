@@ -1,8 +1,7 @@
 """The image sets on disk: one npz file each, read without pickle and checked before use.
 
 `<root>/<name>.npz` holds train_images and test_images, uint8 (N, H, W, C), train_labels and
-test_labels, integers 0 to K - 1, and where a set has them train_coarse_labels and
-test_coarse_labels.
+test_labels, integers 0 to K - 1, and optionally train_coarse_labels and test_coarse_labels.
 """
 
 import os
@@ -25,9 +24,9 @@ SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "notmnist", "mi
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
 COARSE = ("train_coarse_labels", "test_coarse_labels")
 BY_HAND = (
-    "miniImageNet cannot be downloaded automatically, its images being ImageNet's; make it of "
-    "yours with `trgp data prepare miniimagenet --from PATH`, where PATH holds a folder of 600 "
-    "images for each of the 100 classes, or train.csv, val.csv and test.csv beside images/."
+    "miniImageNet cannot be downloaded automatically: its images are ImageNet's; make it from your "
+    "copy with `trgp data prepare miniimagenet --from PATH`, where PATH holds a folder of 600 "
+    "images for each of the 100 classes, or train.csv, val.csv and test.csv next to images/."
 )
 
 Images = NDArray[np.uint8]
@@ -36,7 +35,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A set as it lies on disk, in memory; labels as int64."""
+    """A stored set in memory, with labels as int64."""
 
     name: str
     train_images: Images
@@ -48,18 +47,18 @@ class ImageSet:
 
     @property
     def classes(self) -> int:
-        """How many classes there are; labels run from 0 to one less."""
+        """Number of classes; labels run from 0 to one less."""
         return int(self.train_labels.max()) + 1
 
 
 def data_root(root: PathLike | None = None) -> Path:
-    """The folder of the sets: the one given, else TRGP_DATA, else the user's cache directory."""
+    """The folder of the sets: `root`, else TRGP_DATA, else the user's cache directory."""
     chosen = os.fspath(root) if root is not None else os.environ.get("TRGP_DATA", "")
     return _expand(chosen) if chosen else _cache_dir(sys.platform, os.environ)
 
 
 def load(name_or_path: PathLike, root: PathLike | None = None) -> ImageSet:
-    """A set by its name under the root, or any npz file of that form by its path."""
+    """Load a set by its name under the root, or any npz file of that form by its path."""
     path = locate(name_or_path, root)
     if not os.path.isfile(path):  # unlike Path.is_file never an exception, whatever the name
         raise FileNotFoundError(_absent(name_or_path, path))
@@ -67,7 +66,7 @@ def load(name_or_path: PathLike, root: PathLike | None = None) -> ImageSet:
 
 
 def locate(name_or_path: PathLike, root: PathLike | None = None) -> Path:
-    """The file that `load` reads; what ends in .npz or names a folder is a path, else a name."""
+    """The file that `load` reads; text with a folder or ending in .npz is a path, else a name."""
     text = os.fspath(name_or_path)
     if not text:
         raise ValueError("The name of the data set is empty; give a name or the path of an npz.")
@@ -80,7 +79,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a set whole or not at all, after the checks that `load` makes."""
     arrays = check(arrays, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # As a file, because numpy adds .npz to a name.
+    # An open file, because numpy adds .npz to a name.
     with whole(path) as draft, open(draft, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub reads ** as allow_pickle
 
@@ -94,7 +93,7 @@ def repair(path: Path) -> str:
 
 
 def check(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a set, labels as int64, or a sentence about the first thing wrong."""
+    """Check the arrays and return them with int64 labels, or raise at the first fault."""
     keys = _check_shapes(arrays, path)
     checked = {
         key: arrays[key].astype(np.int64) if key.endswith("labels") else arrays[key] for key in keys
@@ -106,7 +105,7 @@ def check(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, NDArray[A
 
 
 def _check_shapes(arrays: Mapping[str, NDArray[Any]], path: Path) -> list[str]:
-    """The keys of a set's arrays, of which only the types and shapes are looked at."""
+    """Check types and shapes only, and return the keys of the set's arrays."""
     missing = [key for key in REQUIRED if key not in arrays]
     coarse = [key for key in COARSE if key in arrays]
     if len(coarse) == 1:
@@ -153,13 +152,13 @@ def _check_labels(labels: NDArray[Any], key: str, length: int, path: Path) -> No
         raise ValueError(f"{key} in {path} is of type {labels.dtype}; store integers from 0 on.")
     if labels.ndim != 1 or len(labels) != length:
         raise ValueError(
-            f"{key} in {path} has shape {labels.shape} beside {length} images; store one label an "
+            f"{key} in {path} has shape {labels.shape} for {length} images; store one label per "
             "image, in one axis."
         )
 
 
 def _check_classes(arrays: Mapping[str, NDArray[Any]], kind: str, path: Path) -> None:
-    """Train labels are 0 to K - 1, at least two of them, and test labels are among them."""
+    """Check that train labels are 0 to K - 1, K at least 2, and include the test labels."""
     train, test = (np.unique(arrays[f"{split}_{kind}"]) for split in ("train", "test"))
     gaps = np.flatnonzero(train != np.arange(len(train)))
     if len(gaps):
@@ -178,9 +177,9 @@ def _check_classes(arrays: Mapping[str, NDArray[Any]], kind: str, path: Path) ->
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays that make up a set; others in the file are left alone."""
+    """Read the arrays of a set; other arrays in the file are ignored."""
     try:
-        # Opened here, because numpy leaves a file open that it finds damaged.
+        # Opened here, because numpy leaves a damaged file open.
         with open(path, "rb") as file:
             archive = file.read(2) == b"PK" and zipfile.is_zipfile(file)
             file.seek(0)
@@ -190,11 +189,11 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         raise ValueError(
             f"{path} cannot be read: {error.strerror}; change its permissions or copy it elsewhere."
         ) from error
-    raise ValueError(f"{path} is no npz file, or one that was cut short; {repair(path)}.")
+    raise ValueError(f"{path} is no npz file, or a truncated one; {repair(path)}.")
 
 
 def _arrays(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays, after what their headers say has passed: a small file can hold a huge array."""
+    """Read the arrays after checking their headers: a small file can hold a huge array."""
     load = partial(np.load, file, allow_pickle=False)
     with _undamaged(path, "its list of arrays", load) as content:
         keys = [key for key in (*REQUIRED, *COARSE) if key in content.files]
@@ -210,7 +209,7 @@ def _arrays(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _declared(content: Any, key: str) -> NDArray[Any]:
-    """An array of the type and shape that a member's header says, which takes no memory."""
+    """An array of the type and shape in a member's header, which takes no memory."""
     formats = np.lib.format
     with content.zip.open(f"{key}.npy") as member:
         newer = formats.read_magic(member) > (1, 0)
@@ -220,7 +219,7 @@ def _declared(content: Any, key: str) -> NDArray[Any]:
 
 
 def _undamaged(path: Path, part: str, read: Callable[[], Any]) -> Any:
-    """A part of a file, or the sentence about its damage."""
+    """Read a part of a file, or raise an error that names the damage."""
     # Damage can surface as nearly any exception: from zipfile, zlib, numpy's header parser, or
     # as a shape too large for memory. All of them mean the same to the user.
     try:

@@ -1,6 +1,6 @@
 """The papers' networks as plain modules: a body without biases and one linear head per task.
 
-`model(x, head=t)` computes the logits of head t alone; `model.features(x)` is what heads see.
+`model(x, head=t)` computes the logits of head t alone; `model.features(x)` the input of the heads.
 """
 
 from .alexnet import AlexNet as AlexNet

@@ -16,7 +16,7 @@ class AlexNet(nn.Module):
     def __init__(
         self, heads: int = 10, classes: int = 10, *, track_running_stats: bool = False
     ) -> None:
-        """A head of so many classes for every task.
+        """Create a network with `heads` heads of `classes` outputs.
 
         track_running_stats: whether BatchNorm keeps averages to evaluate with. As published it
             does not: training and evaluation both use the statistics of the batch at hand, so
@@ -51,8 +51,8 @@ class AlexNet(nn.Module):
         ]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the heads see: (N, 2048)."""
-        # As published, dropout comes before the pool and not after it.
+        """Compute the heads' inputs (N, 2048)."""
+        # As published, dropout comes before the pool, not after it.
         light, heavy = self.light_dropout, self.dropout
         x = self.pool(norm_relu(self.conv1(x), self.bn1, dropout=light))
         x = self.pool(norm_relu(self.conv2(x), self.bn2, dropout=light))
@@ -61,6 +61,6 @@ class AlexNet(nn.Module):
         return norm_relu(self.fc2(x), self.bn5, dropout=heavy)
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """The logits of one head."""
+        """Compute the logits of one head."""
         logits: Tensor = self.heads[head](self.features(x))
         return logits

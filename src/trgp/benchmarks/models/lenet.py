@@ -11,10 +11,10 @@ SIZE, ALPHA, BETA, K = 4, 0.001 / 9, 0.75, 1  # of the local response norm
 
 
 def response_norm(x: Tensor) -> Tensor:
-    """Local response norm over four channels, as F.local_response_norm(x, SIZE, ALPHA, BETA, K).
+    """Local response norm over four channels: F.local_response_norm(x, SIZE, ALPHA, BETA, K).
 
-    That one pools in three dimensions, whose gradient on a GPU differs from run to run; here the
-    channels are one of two. As torch's functions, this one can be overridden.
+    torch's function pools in three dimensions, whose gradient on a GPU is not deterministic; this
+    one pools in two, with the channels as one of them. Like torch's, it supports overrides.
     """
     if has_torch_function_unary(x):
         found: Tensor = handle_torch_function(response_norm, (x,), x)
@@ -38,7 +38,7 @@ class LeNet(nn.Module):
     """
 
     def __init__(self, heads: int = 20, classes: int = 5) -> None:
-        """A head of so many classes for every task."""
+        """Create a network with `heads` heads of `classes` outputs."""
         super().__init__()
         check_count("heads", heads)
         check_count("classes", classes)
@@ -64,7 +64,7 @@ class LeNet(nn.Module):
         ]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the heads see: (N, 500)."""
+        """Compute the heads' inputs (N, 500)."""
         x = self.pool(self.norm1(self.conv1(x).relu()))
         x = self.pool(self.norm2(self.conv2(x).relu()))
         x = self.fc1(x.flatten(1)).relu()
@@ -72,6 +72,6 @@ class LeNet(nn.Module):
         return x
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """The logits of one head."""
+        """Compute the logits of one head."""
         logits: Tensor = self.heads[head](self.features(x))
         return logits

@@ -13,7 +13,7 @@ from ...options import check_count
 class MLP(nn.Module):
     """Linear layers with ReLU between them, no bias, no dropout, PyTorch's own initialisation.
 
-    Permuted MNIST has one head, which all tasks share and which is protected like every layer.
+    Permuted MNIST has one head, shared by all tasks and protected like every layer.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class MLP(nn.Module):
         *,
         heads: int = 1,
     ) -> None:
-        """Sizes of the input, of every hidden layer and of each head."""
+        """Create a network from the sizes of the input, the hidden layers and each head."""
         super().__init__()
         sizes = [math.prod(inputs) if isinstance(inputs, tuple) else inputs, *hidden]
         for name, size in [("classes", classes), ("heads", heads)]:
@@ -46,13 +46,13 @@ class MLP(nn.Module):
         return found
 
     def features(self, x: Tensor) -> Tensor:
-        """The last hidden layer, of samples of any shape."""
+        """Compute the last hidden layer for samples of any shape."""
         x = x.flatten(1)
         for layer in self.layers:
             x = layer(x).relu()
         return x
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """The logits of one head."""
+        """Compute the logits of one head."""
         logits: Tensor = self.heads[head](self.features(x))
         return logits

@@ -1,4 +1,4 @@
-"""What the networks are made of that a GPU can compute in one go."""
+"""Parts of the networks that a GPU can compute in one kernel."""
 
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
@@ -10,10 +10,10 @@ def norm_relu(
     plus: Tensor | None = None,
     dropout: nn.Dropout | None = None,
 ) -> Tensor:
-    """norm(x), plus something, rectified, and then some of it dropped.
+    """Compute dropout(relu(norm(x) + plus)).
 
-    Where kernels of our own compute all at once, hooks of these layers that look at what is between
-    would see nothing; so with hooks they are not used.
+    The project's fused kernels skip the intermediate tensors that hooks on these layers would read;
+    layers with hooks therefore do not use them.
     """
     if has_torch_function_unary(x):
         found: Tensor = handle_torch_function(norm_relu, (x,), x, norm, plus, dropout)

@@ -11,7 +11,7 @@ from .parts import norm_relu
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where shapes differ."""
+    """Two 3x3 convolutions with a shortcut, a 1x1 convolution where shapes differ."""
 
     def __init__(self, inputs: int, planes: int, stride: int, track_running_stats: bool) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class ResNet18(nn.Module):
         filters: int = 20,
         track_running_stats: bool = False,
     ) -> None:
-        """A head of so many classes for every task.
+        """Create a network with `heads` heads of `classes` outputs.
 
-        image_size: height and width of the images, from which the heads' inputs are counted.
-        stride: of the first convolution; as published 1 for 32x32 and 2 for 84x84.
-        filters: of the first stage; every later stage has twice as many as the one before.
+        image_size: height and width of the images, which set the size of the heads' inputs.
+        stride: stride of the first convolution; as published 1 for 32x32 and 2 for 84x84.
+        filters: filters of the first stage; each later stage has twice as many as the previous.
         track_running_stats: whether BatchNorm keeps averages to evaluate with. As published it
             does not: training and evaluation both use the statistics of the batch at hand, so
             that accuracy depends on the test batches.
@@ -88,9 +88,9 @@ class ResNet18(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(n, classes, bias=False) for _ in range(heads))
 
     def gates(self) -> list[Gate]:
-        """The channels inside every block, and those between blocks, of which each block is one.
+        """The channels inside every block and those between blocks.
 
-        A block's sum is gated before both the next block's layers and its identity see it.
+        A block's sum is gated before the next block's layers and its identity shortcut.
         """
         found = []
         before: tuple[str, ...] = ("conv1", "bn1")
@@ -108,18 +108,18 @@ class ResNet18(nn.Module):
         return [*found, Gate(HEADS, units, before, ())]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the heads see: the last maps, averaged over 2x2 and flattened."""
+        """Compute the heads' inputs: the last maps, averaged over 2x2 and flattened."""
         x = norm_relu(self.conv1(x), self.bn1)
         for stage in self.stages:
             x = stage(x)
         return F.avg_pool2d(x, 2).flatten(1)
 
     def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """The logits of one head."""
+        """Compute the logits of one head."""
         logits: Tensor = self.heads[head](self.features(x))
         return logits
 
 
 def _side_after(side: int, stride: int) -> int:
-    """The side of a map after a 3x3 convolution of this stride, padded by 1."""
+    """Side of a map after a 3x3 convolution with this stride and padding 1."""
     return (side - 1) // stride + 1
