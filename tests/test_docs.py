@@ -1,4 +1,4 @@
-"""Every Python block of the guide runs, in the order it is read, and the page's method with it."""
+"""Every Python block of the guide runs, in the order it is read, and every link has a target."""
 
 import re
 import sys
@@ -12,6 +12,7 @@ from trgp.results import store
 
 TREE = Path(__file__).parent.parent
 DOCS = TREE / "docs"
+PAGES = [TREE / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,23 @@ def test_the_method_of_the_page_can_be_pasted_and_run(
     (results,) = store.find("runs", defaults).results
     assert results[0].config["strength"] == 0.1
     assert results[0].state_bytes == results[0].network_bytes
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_has_a_target(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^()\s]+)\)", page.read_text()):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
