@@ -75,7 +75,7 @@ class HAT(Method):
             except AttributeError as error:
                 raise ValueError(
                     f"{type(self.network.module).__name__} has no module '{gate.module(0)}', whose "
-                    "input its gates() say to gate; name it so, a single head too."
+                    "input its gates() list; give the module that name, a single head too."
                 ) from error
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:
