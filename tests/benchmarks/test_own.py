@@ -287,7 +287,7 @@ def wrong_tasks() -> Wrong:
     x, y = pair()
     good = (x, y)
     return [
-        ([], "There is no task"),
+        ([], "There are no tasks; give at least one"),
         ([(x, y, x, y)], r"\(\(train x, train y\), \(test x, test y\)\)|four tensors"),
         ([(x, y)], "four tensors"),
         ([good], "four tensors"),
@@ -297,7 +297,7 @@ def wrong_tasks() -> Wrong:
         ([((x.numpy(), y), good)], "four tensors"),
         ([((x, y.float()), good)], "give labels as int64"),
         ([((x, y[:, None]), good)], "give labels as int64 in one axis"),
-        ([((x, y[:-1]), good)], "one label a sample"),
+        ([((x, y[:-1]), good)], "one label per sample"),
         ([((x.long(), y), good)], "give pixels as uint8 or floats"),
         ([((x, -y), good)], "negative label"),
         ([((x[:0], y[:0]), good)], "no train or no test sample"),
@@ -306,7 +306,7 @@ def wrong_tasks() -> Wrong:
         ([((x, y + 1), good)], "which has 4 classes"),
         ([((x[:, :3], y), (x[:, :3], y))], "cannot compute samples of shape"),
         ([((x, y), (x[:, :3], y))], "shape"),
-        ([(good, good), ((torch.tensor(3.0), y), good)], "one label a sample|shape"),
+        ([(good, good), ((torch.tensor(3.0), y), good)], "one label per sample|shape"),
     ]
 
 

@@ -55,4 +55,4 @@ def test_presets(trgp: Trgp) -> None:
     assert re.search(r"\n +epsilon +trgp +0\.5 +0\.2\n", out)  # on pmnist
     assert re.search(r"\npmnist +best +lr ", out)
     assert re.search(r"\n +lr +gpm, trgp +0\.01 +0\.03\n", out)  # of the best on pmnist
-    assert "MNIST once more in place of Fashion-MNIST" in out
+    assert "use MNIST again in place of Fashion-MNIST" in out

@@ -213,7 +213,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"no_scaling": 3}, "no_scaling must be names of layers"),
     ({"form": "native"}, "form must be auto or literal"),
     ({"tasks": 0}, "tasks must be a whole number of at least 1"),
-    ({"tasks": 99}, "tasks=99; give at most"),
+    ({"tasks": 99}, "tasks, not 99; give fewer"),
     ({"tasks": True}, "tasks must be"),
     ({"model": 3}, "model"),
     ({"model": "nowhere"}, "'nowhere' is no model; write it as module:Class"),

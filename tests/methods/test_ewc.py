@@ -183,7 +183,7 @@ def test_a_single_sample_has_no_statistics(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             run(tasks, "ewc", tmp_path / "runs", make, fisher_batch=1)
         assert str(caught.value) == (
-            "The network's BatchNorm uses the statistics of the batch at hand, which a single "
+            "The network's BatchNorm uses the statistics of the current batch, which a single "
             "sample does not have; give fisher_batch 2 or more."
         )
         assert not (tmp_path / "runs").exists()

@@ -450,8 +450,8 @@ def test_gates_of_a_module_that_is_not_there_are_refused_in_a_sentence(tmp_path:
     with pytest.raises(InputError) as caught:
         run(some_tasks(2), "hat", tmp_path / "runs", Single)
     assert str(caught.value) == (
-        "Single has no module 'heads.0', whose input its gates() say to gate; name it so, a single "
-        "head too."
+        "Single has no module 'heads.0', whose input its gates() list; give the module that name, "
+        "a single head too."
     )
     assert not (tmp_path / "runs").exists()
 

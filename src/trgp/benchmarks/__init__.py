@@ -144,7 +144,7 @@ def load(
         raise ValueError(f"The number of tasks of {name} is open; give --tasks.")
     count = found.tasks if chosen.tasks is None else check_count("tasks", chosen.tasks)
     if found.tasks and count > found.tasks:
-        raise ValueError(f"{name} has fewer tasks than tasks={count}; give at most {found.tasks}.")
+        raise ValueError(f"{name} has {found.tasks} tasks, not {count}; give fewer with --tasks.")
     whole = isinstance(seed, Integral) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r}.")

@@ -2,7 +2,7 @@
 
 A layer's weights in task t are S sigmoid(v_t) + T_t: shared weights under a mask, one number per
 output, and task-specific sparse weights. Old tasks keep their masks; their T_j continue to train,
-so that their weights stay where they were while S moves. After every few tasks, the common part of
+so that their weights stay constant while S moves. After every few tasks, the common part of
 the T_j of a cluster of tasks is stored once, as a locally shared part L.
 
 Differences from the published code: T_j are cut to their large entries when they are stored, not
@@ -31,7 +31,7 @@ from .consolidation import clusters, shared_part
 from .loss import cross_entropy
 from .task_parts import layer_weights, own_parts
 
-ADAPTIVE, MASK = "adaptive ", "mask "  # begin the names of T (tasks, o, ...) and v_t (o,)
+ADAPTIVE, MASK = "adaptive ", "mask "  # name prefixes of T (tasks, o, ...) and v_t (o,)
 
 
 @dataclass(frozen=True)

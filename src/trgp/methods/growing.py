@@ -65,7 +65,7 @@ class Growing(Method):
     ) -> State:
         """State of a training phase: the parts kept from old tasks, and the inputs of the phase.
 
-        free: the masks of what may move. more: what else the phase reads, by its name in the state.
+        free: masks of the entries that may change. more: other inputs of the phase, by their key.
         """
         kept = {key: state[key] for key in ("network", "own", "widths") if key in state}
         used = {*self.chain.weights, *own_parts(self.network, task)} & self.network.trainable
@@ -137,7 +137,7 @@ def with_copies(
     copies, of units added in this task, and of the head.
 
     Args:
-        before: the layers' weights when the task began, with the units there were.
+        before: the layers' weights and units at the start of the task.
         moved: the units of every layer that are split.
         weights: the names of all weights that the task computes with, the head's last.
     """

@@ -23,7 +23,7 @@ from .base import GATE, About, Batch, Context, Grads, Method, Report, sgd
 from .limited import shortened
 from .loss import cross_entropy
 
-OWN = "embedding "  # begins the names of the embeddings among the parameters
+OWN = "embedding "  # name prefix of the embeddings among the parameters
 LARGEST = 6.0  # bound of an embedding's entries; beyond it a gate no longer learns
 CLIP = 10_000.0  # of the gradient's norm, as published
 LOGITS = "logits"  # the outputs of a shared head: always in use and never gated
@@ -75,7 +75,7 @@ class HAT(Method):
             except AttributeError as error:
                 raise ValueError(
                     f"{type(self.network.module).__name__} has no module '{gate.module(0)}', whose "
-                    "input its gates() say to gate; name it so, a single head too."
+                    "input its gates() list; give the module that name, a single head too."
                 ) from error
 
     def begin_task(self, ctx: Context) -> tuple[Params, State]:

@@ -49,7 +49,10 @@ class Layerwise(Method):
 
     def check(self) -> None:
         if not self.layers:
-            raise ValueError("The network has no layer that can be protected.")
+            raise ValueError(
+                "The network has no layer that can be protected; give one with linear layers or "
+                "convolutions."
+            )
 
     def frozen(self, task: int) -> frozenset[str]:
         """After the first task: norm layers if `norm` is freeze, and unprotectable parameters."""

@@ -43,8 +43,8 @@ class OWM(Layerwise):
     alpha_end: float = 0.001
     """alpha in a task's last batch; in between it falls geometrically."""
     narrowing: Literal["task", "batch"] = "task"
-    """When projectors narrow. task: after a task, as in the paper; batch: in every batch before the
-    step, as in the authors' code, where alpha falls within every epoch."""
+    """Narrow projectors after a task (task), as in the paper, or in every batch before the step
+    (batch), as in the authors' code, where alpha falls within every epoch."""
     alpha_end_per_layer: tuple[float, ...] = ()
     """alpha_end per layer, as in the authors' code (none: one value for all layers)."""
 

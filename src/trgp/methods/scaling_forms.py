@@ -129,7 +129,7 @@ class LiteralForm(Form):
     ) -> Parts:
         bases = [old.basis(t) for t in trusted]
         B = torch.cat(bases, 2)
-        M = native.aligned(old.M)  # may have no columns beside an unprotected one
+        M = native.aligned(old.M)  # may have no columns next to an unprotected one
         # Store each basis' width as a shape: reading a number would wait for the device.
         ones = {f"ones{k}": W.new_ones(basis.shape[2]) for k, basis in enumerate(bases)}
         held = {"M": M, "C": W @ M, "B": B, **ones}

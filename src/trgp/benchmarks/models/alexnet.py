@@ -19,7 +19,7 @@ class AlexNet(nn.Module):
         """Create a network with `heads` heads of `classes` outputs.
 
         track_running_stats: whether BatchNorm keeps averages to evaluate with. As published it
-            does not: training and evaluation both use the statistics of the batch at hand, so
+            does not: training and evaluation both use the statistics of the current batch, so
             that accuracy depends on the test batches.
         """
         super().__init__()

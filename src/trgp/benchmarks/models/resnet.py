@@ -54,7 +54,7 @@ class ResNet18(nn.Module):
         stride: stride of the first convolution; as published 1 for 32x32 and 2 for 84x84.
         filters: filters of the first stage; each later stage has twice as many as the previous.
         track_running_stats: whether BatchNorm keeps averages to evaluate with. As published it
-            does not: training and evaluation both use the statistics of the batch at hand, so
+            does not: training and evaluation both use the statistics of the current batch, so
             that accuracy depends on the test batches.
         """
         super().__init__()
