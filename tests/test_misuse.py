@@ -15,6 +15,7 @@ from helpers import assert_close, classification, cross_entropy, learn, mlp, tra
 from support import inside
 from torch import Tensor, nn
 
+import trgp
 from trgp import GPM, TRGP, UnknownTaskError
 
 F64 = torch.float64
@@ -582,6 +583,15 @@ def test_a_diverging_run(lr: float, scale_rate: float) -> None:
 
 
 # ---- the model ------------------------------------------------------------------------------
+
+
+def test_a_model_that_deepspeed_has_partitioned() -> None:
+    """Its parameters carry the mark that ZeRO-3 leaves on them."""
+    model = Net()
+    model.second.weight.ds_id = 3  # type: ignore[attr-defined]
+    for refuse in (GPM, trgp.inspect):
+        with pytest.raises(TypeError, match=r"'second\.weight' is partitioned by DeepSpeed ZeRO-3"):
+            refuse(model)
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,9 @@ def learn(
 
 
 def finish(learner: GPM, rank: int, world: int) -> dict[str, dict[str, Tensor]]:
-    """The rest of the fourth task."""
+    """The rest of the fourth task, after a visit of another one."""
     batches, loss_fn = shard(TASKS, rank, world), loss_of(TASKS)
+    logits(learner, range(1))
     train(learner, optimizer_of("SGD", learner), batches, loss_fn)
     learner.end_task(batches)
     return {"end": weights(learner.model), "last": logits(learner, range(TASKS + 1))}
@@ -298,6 +299,8 @@ def refused(rank: int, world: int, folder: Path) -> Any:
     with pytest.raises(TypeError, match="Layer '0' does not hold one row per output"):
         GPM(grouped)
     GPM(grouped, exclude=["0"])
+    with pytest.raises(TypeError, match="Layer 'weight_ih_l0' is recurrent"):
+        GPM(fully_shard(nn.LSTM(4, 4)))
 
     mesh = init_device_mesh("cpu", (world,))
     columns = fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(p.dim() - 1))

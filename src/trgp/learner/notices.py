@@ -1,4 +1,4 @@
-"""Logged notices: what a learner leaves to its user, and what would do harm without an error."""
+"""Warnings that a learner logs where an error would be too much."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ log = logging.getLogger("trgp")
 
 
 def of_plan(model: nn.Module, plan: Plan, patterns: Sequence[str]) -> None:
-    """Tell of patterns that match nothing, and of parameters that only the first task trains."""
+    """Warn of patterns that match nothing, and of parameters that only the first task trains."""
     idle = unmatched(model, patterns)
     if idle:
         log.warning("No module has a name that matches %s (yet).", ", ".join(map(repr, idle)))
@@ -32,7 +32,7 @@ def of_plan(model: nn.Module, plan: Plan, patterns: Sequence[str]) -> None:
 
 
 def of_resized(frozen: Mapping[str, nn.Parameter], resized: Mapping[str, nn.Parameter]) -> None:
-    """Tell of frozen parameters that were given another shape; from then on that is theirs."""
+    """Warn of frozen parameters that were given another shape; from then on that is theirs."""
     for name, param in resized.items():
         log.warning(
             "'%s' was frozen after the first task with shape %s and has shape %s now; nothing "
@@ -46,7 +46,7 @@ def of_resized(frozen: Mapping[str, nn.Parameter], resized: Mapping[str, nn.Para
 
 
 def of_full(known: Known, learnt: Known) -> None:
-    """Tell of layers whose memory the last task has filled."""
+    """Warn of layers whose memory the last task has filled."""
     full = [
         name
         for name, memory in learnt.memory.items()
@@ -66,7 +66,7 @@ def _is_full(memory: Memory) -> bool:
 
 
 def of_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Tell of buffers that training has changed and nothing keeps."""
+    """Warn of buffers that training has changed and nothing keeps."""
     now = dict(model.named_buffers())
     moved = [n for n, b in before.items() if n in now and not torch.equal(b.to(now[n]), now[n])]
     if moved:
@@ -78,7 +78,7 @@ def of_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 def of_heads(state: LearnerState, opened: OpenTask) -> None:
-    """Tell of excluded parameters that the task needs and no attached optimizer holds."""
+    """Warn of excluded parameters that the task needs and no attached optimizer holds."""
     optimizers = [*state.guard.attached]
     held = _held(optimizers)
     excluded = state.excluded()
@@ -95,7 +95,7 @@ def of_heads(state: LearnerState, opened: OpenTask) -> None:
 def of_untrained(
     state: LearnerState, opened: OpenTask, to_train: Mapping[str, nn.Parameter]
 ) -> None:
-    """Tell of parameters that the task needs and no optimizer that stepped holds."""
+    """Warn of parameters that the task needs and no optimizer that stepped holds."""
     met = [*opened.guarded.met]
     if not met or state.guard.attached:
         return

@@ -291,6 +291,12 @@ def spread_of(model: nn.Module, layers: Mapping[str, Layer]) -> Whole:
                 f"Layer '{name}' is not under fully_shard, though others are; apply fully_shard "
                 f"to the whole model, or add '{name}' to exclude=[...]."
             )
+        if any(isinstance(site.module, nn.RNNBase) for site in layer.sites):
+            raise TypeError(
+                f"Layer '{name}' is recurrent, and torch goes on computing with the weights that "
+                f"it had before fully_shard; add '{name}' to exclude=[...] or per_task=[...], or "
+                "train with DistributedDataParallel."
+            )
         if layer.layout != PLAIN:
             raise TypeError(
                 f"Layer '{name}' does not hold one row per output (it has groups, experts or a "
