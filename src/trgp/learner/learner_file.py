@@ -259,7 +259,9 @@ def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a learner's file, of this format or an older one."""
     meta, tensors = read_tensors(path, writer="learner.save")
     if "format" not in meta:
-        raise ValueError(f"{path} was not written by learner.save; give a file that learner.save wrote.")
+        raise ValueError(
+            f"{path} was not written by learner.save; give a file that learner.save wrote."
+        )
     if meta["format"] not in READABLE:
         raise ValueError(
             f"{path} has format {meta['format']}, this version reads {READABLE[-1]} and older; use "
