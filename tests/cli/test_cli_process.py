@@ -32,7 +32,7 @@ def test_importing_the_package_imports_no_torch_until_it_is_used() -> None:
         "print(hasattr(trgp, 'nothing'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\ntrgp.learner True\nFalse\n"
+    assert done.stdout == "False\ntrgp.learner.trgp_learner True\nFalse\n"
 
 
 def test_ctrl_c_and_the_command_that_goes_on(here: Path) -> None:

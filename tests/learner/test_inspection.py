@@ -37,13 +37,13 @@ each_option = pytest.mark.parametrize("options", OPTIONS, ids=["", "shared", "pe
 
 
 class Classifier(nn.Module):
-    """An embedding, a recurrent layer, and a head."""
+    """An embedding, a recurrent layer of a kind that is refused, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, 8)
-        self.rnn = nn.LSTM(8, 16, batch_first=True)
-        self.head = nn.Linear(16, 4)
+        self.rnn = nn.LSTM(8, 16, batch_first=True, proj_size=4)
+        self.head = nn.Linear(4, 4)
 
 
 class Doubled(nn.Linear):
@@ -65,7 +65,7 @@ def verdicts(model: nn.Module, **options: Any) -> dict[str, str]:
 def test_every_verdict_at_once() -> None:
     model = Vit(depth=1)
     model.patches.bias.requires_grad_(False)
-    model.recurrent = nn.GRU(4, 4)
+    model.recurrent = nn.LSTM(4, 4, proj_size=2)
     found = verdicts(model, exclude=["head"], per_task=["blocks.*.linear2"])
     assert found == {
         "token": "frozen",
@@ -157,7 +157,7 @@ def test_a_wrapped_model_has_the_names_of_the_one_inside() -> None:
 
 
 def recurrent() -> nn.Module:
-    return nn.ModuleDict({"body": mlp(4, 4), "rnn": nn.LSTM(4, 4)})
+    return nn.ModuleDict({"body": mlp(4, 4), "rnn": nn.LSTM(4, 4, proj_size=2)})
 
 
 def normed() -> nn.Module:
@@ -229,7 +229,7 @@ def test_a_classifier_with_nothing_to_protect() -> None:
 
 
 def test_a_model_that_is_a_refused_layer() -> None:
-    assert "(the model)" in str(inspect(nn.LSTM(3, 3)))
+    assert "(the model)" in str(inspect(nn.LSTM(3, 3, proj_size=2)))
 
 
 # ---- the text -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_a_page_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import readme
 
     monkeypatch.setitem(readme.TABLES, "embedded", lambda: "| other |")
-    assert "README.md" in readme.out_of_date()
+    assert "results.md" in readme.out_of_date()
     monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
-    with pytest.raises(SystemExit, match=r"README\.md.*run make readme"):
+    with pytest.raises(SystemExit, match=r"results\.md.*run make readme"):
         readme.main()

@@ -37,7 +37,7 @@ def recurrent(name: str, module: nn.RNNBase) -> Iterator[tuple[str, Site]]:
 
 
 def _projected(module: nn.RNNBase) -> str | None:
-    why = "with proj_size, a kind that cannot be protected: what is projected is out of sight"
+    why = "a kind that cannot be protected with proj_size: what is projected is out of sight"
     return why if module.proj_size else None
 
 

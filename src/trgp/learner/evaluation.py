@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import matrix_figures
+from ..core.precision import home_of_float64
 from ..types import TaskId
 from . import ranks
 from .loader_batches import first_samples, samples_in
@@ -95,7 +96,8 @@ def mean_score(
             size = samples_in(batch)
             total = total + size * _number(metric(model, batch, task))
             samples += size
-    sums = torch.tensor([float(total), samples], dtype=torch.float64, device=device)
+    home = home_of_float64(device)
+    sums = torch.tensor([float(total), samples], dtype=torch.float64, device=home)
     score, count = ranks.summed(sums).tolist()
     return float(score / count)
 

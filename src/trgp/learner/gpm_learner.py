@@ -52,7 +52,8 @@ log = logging.getLogger("trgp")
 class GPM:
     """Gradient projection memory: weights move only orthogonally to the inputs of old tasks.
 
-    `model` is any `torch.nn.Module`; its linear, convolution and attention layers are protected.
+    `model` is any `torch.nn.Module`; its linear, convolution, attention and recurrent
+    layers are protected, and kinds of your own (`trgp.protects`).
     """
 
     functions: ClassVar[tuple[str, ...]] = ("threshold",)  # options that may be functions

@@ -80,8 +80,8 @@ class Inspection:
             yield f"end_task: {in_units(self.end_task_bytes)} for a while"
         else:
             yield (
-                "Nothing to protect: a learner needs a trainable linear, convolution or attention "
-                "layer outside exclude=[...] and per_task=[...]."
+                "Nothing to protect: a learner needs a trainable linear, convolution, "
+                "attention or recurrent layer outside exclude=[...] and per_task=[...]."
             )
         if self.task_bytes:
             yield f"each task: {in_units(self.task_bytes)} of copies"

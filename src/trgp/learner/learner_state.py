@@ -90,9 +90,9 @@ class LearnerState:
         self.plan: Plan = make_plan(self.bare, exclude, per_task, norm)
         if not self.plan.layers:
             raise ValueError(
-                "The model has nothing to protect: no trainable linear, convolution or attention "
-                "layer outside exclude=[...] and per_task=[...]; tell of kinds of your own with "
-                "trgp.protects."
+                "The model has nothing to protect: no trainable linear, convolution, attention or "
+                "recurrent layer outside exclude=[...] and per_task=[...]; tell of kinds of your "
+                "own with trgp.protects."
             )
         self.spread = spread_of(self.bare, self.plan.layers)
         refuse_open(p for layer in self.plan.layers.values() for p in layer.params)
