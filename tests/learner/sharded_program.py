@@ -183,8 +183,9 @@ def learn(
 def finish(learner: GPM, rank: int, world: int) -> dict[str, dict[str, Tensor]]:
     """The rest of the fourth task, after a visit of another one."""
     batches, loss_fn = shard(TASKS, rank, world), loss_of(TASKS)
+    optimizer = optimizer_of("SGD", learner)
     logits(learner, range(1))
-    train(learner, optimizer_of("SGD", learner), batches, loss_fn)
+    train(learner, optimizer, batches, loss_fn)
     learner.end_task(batches)
     return {"end": weights(learner.model), "last": logits(learner, range(TASKS + 1))}
 
