@@ -190,8 +190,9 @@ class Change:
                 return change
             inside = doubled(D[0, :, columns])
             part = L.mT @ inside
-            exact = (L @ part - inside).norm() <= 10 * torch.finfo(D.dtype).eps * inside.norm()
-            if not bool(exact):
+            # K = C + D is what is rounded: where D is small, its own rounding is not.
+            size = doubled(memory.C[0, :, columns]).norm() + inside.norm()
+            if not bool((L @ part - inside).norm() <= 4 * torch.finfo(D.dtype).eps * size):
                 return change
             parts.append(part.to(D))
         if parts and sum(part.numel() for part in parts) < change.shift.numel():
