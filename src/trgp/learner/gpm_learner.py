@@ -157,7 +157,10 @@ class GPM:
         state.require_alive()
         state.reshard()
         inner = [each for optimizer in optimizers for each in unwrapped(optimizer)]
-        refuse_optimizers(inner, [*state.guard.attached], self._to_train())
+        # An earlier task's optimizer may still be alive; it does not train this one.
+        met = state.guarded.met if state.guarded is not None else state.guard.attached
+        others = [optimizer for optimizer in state.guard.attached if optimizer in met]
+        refuse_optimizers(inner, others, self._to_train())
         state.guard.attached.update(inner)
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
@@ -182,6 +185,10 @@ class GPM:
                 state.begin_change(loader)
                 state.guard.settle()
                 with ranks.agreed(self._device):
+                    first = not state.known.tasks
+                    model_checks.trainable(
+                        state.bare, state.plan, self.exclude, self.norm, first=first
+                    )
                     model_checks.trained(state.plan.layers, opened.guarded.layers)
                 notices.of_buffers(state.bare, opened.buffers)
                 notices.of_untrained(state, opened, self._to_train())
@@ -213,6 +220,7 @@ class GPM:
                         model_checks.finite(state.plan.layers)
                     state.guard.settle()
                     state.become(given_up.active)
+                    model_checks.put_buffers(state.bare, opened.buffers)
                 state.known = given_up
             except BaseException:
                 state.settle()

@@ -96,10 +96,13 @@ class LayerGuard:
             for g, (seen, whole, rows) in zip(grads, self._shown, strict=True)
         )
 
-    def remember(self, decay: Decay | None = None) -> None:
+    def remember_decay(self, decay: Decay | None) -> None:
+        """Take the coordinates that a decoupled decay will shrink, before it does."""
+        self._decayed = self._decaying(decay) if decay is not None and decay.decoupled else None
+
+    def remember(self) -> None:
         """Copy the weights before a step, where the update is measured from them."""
         self.steps += 1
-        self._decayed = self._decaying(decay) if decay is not None and decay.decoupled else None
         on_complement = self.N is not None and self.steps % REFRESH > 0
         # Half precision rounds what it stores: K would follow the rounding of whole weights.
         half = self.region.blocks and self.layer.weight.param.dtype != self.layer.dtype

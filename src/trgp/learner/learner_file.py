@@ -180,6 +180,7 @@ def fill(
         name: replace(saved[name], C=own_rows(saved[name].C, layer.weight.param, 1))
         for name, layer in state.plan.layers.items()
     }
+    state.thaw()  # of another state, which may have been of no task
     state.known = Known(memory, tasks, meta["active"])
     state.meet()
     frozen = state.freeze_params({n: parameters[n] for n in meta["frozen"]}) if tasks else {}

@@ -106,6 +106,15 @@ def loose_buffers(model: nn.Module, plan: Plan, exclude: Sequence[str]) -> dict[
     return found
 
 
+@torch.no_grad()
+def put_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Give buffers back what they held, where they still are."""
+    now = dict(model.named_buffers())
+    for name, value in before.items():
+        if name in now and now[name].shape == value.shape:
+            now[name].copy_(value)
+
+
 def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> None:
     """What training has left must be finite, and of a sensible size inside the trust region."""
     for name, guard in guards.items():

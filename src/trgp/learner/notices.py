@@ -97,7 +97,7 @@ def of_untrained(
 ) -> None:
     """Warn of parameters that the task needs and no optimizer that stepped holds."""
     met = [*opened.guarded.met]
-    if not met or state.guard.attached:
+    if not met:
         return
     held = _held(met)
     missing = [name for name, p in to_train.items() if id(p) not in held]

@@ -93,7 +93,9 @@ class Held:
     """The layers of an open task that an optimizer steps, and the groups of their parameters."""
 
     task: GuardedTask | None
-    params: tuple[int, ...]  # of the optimizer, to see when they change
+    key: tuple[int, ...]  # of groups and parameters, to see when they change
+    kept: list[dict[str, Any]]  # the groups, so that no other can have their ids
+    params: tuple[int, ...]
     layers: list[tuple[str, LayerGuard]]
     groups: dict[int, dict[str, Any]]  # by the id of a parameter
     of_layers: list[Tensor]  # its parameters of protected layers, whether a task is open or not
@@ -147,12 +149,15 @@ class UpdateGuard:
                 guard.follow()
                 guard.keep_update()
             self._stepping = False
-        self._adopt(task, task.layers.items())
+        # Writes through `.data` leave no trace: here, where it is not per step, all are looked at.
+        self._adopt(task, task.layers.items(), every=True)
 
-    def _adopt(self, task: GuardedTask, layers: Iterable[tuple[str, LayerGuard]]) -> None:
+    def _adopt(
+        self, task: GuardedTask, layers: Iterable[tuple[str, LayerGuard]], *, every: bool = False
+    ) -> None:
         refused = {}
         for name, guard in layers:
-            if guard.written_elsewhere:
+            if every or guard.written_elsewhere:
                 guard.follow()
                 share = guard.adopt()
                 if share:
@@ -182,6 +187,7 @@ class UpdateGuard:
             return None
         known.reshard()
         held = self._held_by(optimizer, known)
+        _refuse_thawed(held, known)
         if not (held.of_layers or held.apart):
             return None
         self._refuse(optimizer, held, known)
@@ -197,7 +203,8 @@ class UpdateGuard:
         task.stepped = True
         for _, guard in held.layers:
             guard.follow()
-            guard.remember(_decay(optimizer, held, guard)[0])
+            guard.remember()
+            guard.remember_decay(_decay(optimizer, held, guard)[0])
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is None:
             self._filter(optimizer, held, task)
@@ -207,6 +214,8 @@ class UpdateGuard:
             loss = closure()
             known.reshard()
             with torch.no_grad():
+                for _, guard in held.layers:  # now that there are gradients
+                    guard.remember_decay(_decay(optimizer, held, guard)[0])
                 self._filter(optimizer, held, task)
             return loss
 
@@ -273,12 +282,6 @@ class UpdateGuard:
                 "An optimizer stepped inside `with learner.task(...)`, whose weights are put back "
                 "when it is left; train outside of it."
             )
-        for name, param in known.frozen.items():
-            if param.requires_grad:
-                raise RuntimeError(
-                    f"'{name}' was frozen after the first task and trains again, where nothing "
-                    "protects it; set its requires_grad to False."
-                )
         if not held.of_layers:
             return
         if held.task is None:
@@ -299,16 +302,21 @@ class UpdateGuard:
     # ---- what an optimizer holds ------------------------------------------------------------
 
     def _held_by(self, optimizer: Optimizer, known: Guarded) -> Held:
+        # Groups are replaced when an optimizer's state is loaded; `held` keeps those it has seen.
+        groups_now = map(id, optimizer.param_groups)
         params = tuple(map(id, _params(optimizer)))
+        key = (*groups_now, *params)
         held = self._held.get(optimizer)
         task = known.guarded
-        if held is None or held.params != params or held.task is not task:
+        if held is None or held.key != key or held.task is not task:
             layers = task.layers.items() if task is not None else ()
             groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
             protected = {id(p) for layer in self.layers.values() for p in layer.params}
             shared = {id(p): name for name, p in known.shared.items()}
             held = self._held[optimizer] = Held(
                 task,
+                key,
+                [*optimizer.param_groups],
                 params,
                 [(n, g) for n, g in layers if any(id(p) in groups for p in g.params)],
                 groups,
@@ -360,6 +368,16 @@ def unwrapped(optimizer: Any) -> list[Optimizer]:
     return found
 
 
+def _refuse_thawed(held: Held, known: Guarded) -> None:
+    """Refuse a step of parameters that were frozen after the first task and train again."""
+    for name, param in known.frozen.items():
+        if param.requires_grad and (held.of_layers or held.apart or id(param) in held.params):
+            raise RuntimeError(
+                f"'{name}' was frozen after the first task and trains again, where nothing "
+                "protects it; set its requires_grad to False."
+            )
+
+
 def _decay(
     optimizer: Optimizer, held: Held, guard: LayerGuard
 ) -> tuple[Decay | None, float | Tensor]:
@@ -368,13 +386,20 @@ def _decay(
     group = held.groups.get(id(weight))
     if group is None or not group.get("weight_decay") or not guard.region.blocks:
         return None, 0.0
+    if weight.grad is None:  # which an optimizer passes over
+        return None, 0.0
     rate = group["weight_decay"]
     decoupled = isinstance(optimizer, DECOUPLED) or bool(group.get("decoupled_weight_decay"))
     if not decoupled and not isinstance(optimizer, COUPLED):
         return None, 0.0
-    own = [held.groups.get(id(b), {}).get("weight_decay", 0.0) / rate for b in biases]
+    own = [
+        held.groups.get(id(b), {}).get("weight_decay", 0.0) / rate if b.grad is not None else 0.0
+        for b in biases
+    ]
     sign = -1 if group.get("maximize") and not decoupled else 1
-    return Decay(decoupled, sign * rate, tuple(own)), group["lr"]
+    skipped = getattr(optimizer, "found_inf", None)  # by a GradScaler, inside a fused step
+    taken = sign * rate if skipped is None else sign * rate * (1 - skipped)
+    return Decay(decoupled, taken, tuple(own)), group["lr"]
 
 
 def _params(optimizer: Optimizer) -> Iterator[Tensor]:
