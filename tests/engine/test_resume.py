@@ -75,7 +75,7 @@ def test_killed_at_random_moments_it_ends_the_same(
 ) -> None:
     """Also the same as in this process, whose hashes of texts are others."""
     program = str(Path(__file__).with_name("killing.py"))
-    done = in_a_new_process(program, str(tmp_path), "8", *cases)
+    done = in_a_new_process(program, str(tmp_path), "4", *cases)
     assert done.returncode == 0, done.stderr
     for case, line in zip(cases, done.stdout.splitlines(), strict=True):
         assert line.startswith(f"{case} ")
