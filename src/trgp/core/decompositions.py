@@ -20,7 +20,7 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """As torch.linalg.qr."""
+    """Q and R of matrices, like torch.linalg.qr."""
     Q, R = _by_one_stream(torch.linalg.qr, A, mode=mode)
     return Q, R
 

@@ -34,7 +34,7 @@ from .products import plus_product, product
 
 
 class Fixed(NamedTuple):
-    """What stays constant in a layer while a task is learnt."""
+    """Constants of a layer while a task is learnt."""
 
     P: Tensor  # (g, n, (1 + K) n): I - M M' and the B_j B_j' side by side
     gains: Tensor  # (g, o, (1 + K) o): I and the A_j side by side
@@ -43,7 +43,7 @@ class Fixed(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """What of a layer changes beside W_eff."""
+    """Moving parts of a layer next to W_eff."""
 
     Z: Tensor  # (g, o, (1 + K) n): W and the Y_j side by side
     c: Tensor  # (g, o, K): the c_j
@@ -51,7 +51,7 @@ class Moving(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a step needs of the inputs, and of no gradient."""
+    """The part of a step that needs inputs but no gradient."""
 
     right: Tensor  # (g, b, (1 + K) n): what delta' makes the change of W and the Y_j of
     drift: Tensor  # (g, b, K): and that of the c_j
@@ -65,7 +65,7 @@ def constant(M: Tensor, C: Tensor, B: Tensor) -> Tensor:
 def fixed(
     M: Tensor, o: int, bases: Sequence[Tensor], C_j: Sequence[Tensor], K: int, ratio: float
 ) -> Fixed:
-    """Of a layer with o outputs that may trust K tasks; ratio: lr_q / lr."""
+    """Make the constants of a layer with o outputs that may trust K tasks; ratio: lr_q / lr."""
     g, n, _ = M.shape
     free = native.outside(M)
     bases = [*map(_some, bases)]
@@ -104,7 +104,7 @@ def enter(
 
 
 def ahead(task: Fixed, s: Tensor, x: Tensor) -> Ahead:
-    """Of inputs x (b, n), s being as the step finds it."""
+    """Project inputs x (b, n); s is as the step finds it."""
     g, n, _ = task.U.shape
     x = x.reshape(g, -1, n)
     right = plus_product(native.projected(task.P, x), product(x, _rows(s).mT), task.V)
@@ -164,5 +164,5 @@ def _rows(s: Tensor) -> Tensor:
 def _side_by_side(
     parts: Sequence[Tensor], shape: tuple[int, ...], count: int, like: Tensor
 ) -> Tensor:
-    """So many matrices of a shape, those that are missing zero."""
+    """Matrices of one shape up to a count, missing ones zero."""
     return torch.cat([*parts, *[like.new_zeros(shape)] * (count - len(parts))], 2)

@@ -202,7 +202,7 @@ def one_site(
 
 
 def first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What a module is called with first, by its place or its name."""
+    """A module's first argument, by its place or its name."""
     return [args[0] if args else kwargs[_first_name(type(module))]]
 
 

@@ -102,7 +102,7 @@ class Layer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layer's memory is held in: half precision cannot hold an orthonormal basis."""
+        """The memory's precision: half precision cannot hold an orthonormal basis."""
         return torch.promote_types(self.weight.param.dtype, torch.float32)
 
     @property

@@ -68,7 +68,7 @@ def _routed(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 
 def _between(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What each expert's second weight is applied to."""
+    """The inputs of each expert's second weight."""
     layout = Layout(transposed=bool(module.is_transposed), stacked=True)
     up = layout.matrices(module.gate_up_proj)
     tokens = _tokens(module, args, kwargs)

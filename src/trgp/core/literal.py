@@ -32,7 +32,7 @@ def effective_weight(W: Tensor, bases: Sequence[Tensor], scalings: Sequence[Tens
 
 
 class Trusted(NamedTuple):
-    """What stays constant in a layer while a task is learnt."""
+    """Constants of a layer while a task is learnt."""
 
     B: Tensor  # (g, n, r)
     C: Tensor  # (g, o, r) = W B at the beginning

@@ -43,7 +43,7 @@ RUN = 16  # numbers: rows that are a multiple of it long begin where a GPU can r
 
 
 class Task(NamedTuple):
-    """What stays constant in a layer while a task is learnt."""
+    """Constants of a layer while a task is learnt."""
 
     M: Tensor  # (g, n, m)
     C: Tensor  # (g, o, m) = W M
@@ -54,14 +54,14 @@ class Task(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What a weight moves along, or a part of it, as the factors it is made of: left' right."""
+    """A weight's direction, or a part of it, as two factors: left' right."""
 
     left: Tensor  # (g, r, o)
     right: Tensor  # (g, r, n)
 
 
 class Dense(NamedTuple):
-    """The same constants as whole matrices, whose shapes depend on K and the layer alone."""
+    """The constants as whole matrices, whose shapes depend on K and the layer alone."""
 
     P: Tensor  # (g, n, (1 + K) n): I - M M' and the M_j M' side by side
     gains: Tensor  # (g, o, (1 + K) o): I and the A_j, these times lr_q / lr
@@ -98,7 +98,7 @@ def gain_of(C: Tensor, masks: Tensor, form: Form, ratio: float) -> Tensor:
 
 
 def dense(task: Task, K: int, ratio: float) -> Dense:
-    """Of a task that may select K old ones, where lr_q is lr times the ratio.
+    """Make the constants of a task that may select K old ones; lr_q is lr times the ratio.
 
     So runs with other memories can be stacked on each other, in the fewest operations a step.
     """
@@ -135,14 +135,14 @@ def dense_factors(task: Dense, delta: Tensor, xP: Tensor) -> Product:
 
 
 def dense_gradient(task: Dense, G: Tensor) -> Product:
-    """The same from the gradient G (g, o, n): sum_j A_j G P_j."""
+    """The direction from the gradient G (g, o, n): sum_j A_j G P_j."""
     g, o, n = G.shape
     each = product(G, task.P).view(g, o, -1, n).transpose(1, 2).flatten(1, 2)
     return Product(task.gains.mT, each)
 
 
 def scaled_factors(task: Task, delta: Tensor, x: Tensor) -> Product:
-    """What a linear layer moves along, from the factors of G = delta' x, without ever forming G.
+    """A linear layer's direction, from the factors of G = delta' x, without ever forming G.
 
     delta (b, o) is the gradient of the layer's output, x (b, n) its input, with a column of ones
     where there is a bias. With z = x M, delta' (x - z M') = G (I - M M') and (delta A_j)' (z_j M')
@@ -166,7 +166,7 @@ def scaled_factors(task: Task, delta: Tensor, x: Tensor) -> Product:
 
 
 def scaled_excess(task: Task, G: Tensor) -> Product:
-    """What of a step along G (g, o, n) itself is too much: (T - S) M'."""
+    """The excess of a step along G (g, o, n) itself: (T - S) M'."""
     T = product(G, task.M)
     if task.gain.dim() == 4:
         # Below each other, times lr_q / lr.
@@ -198,7 +198,7 @@ def free_factors(M: Tensor, delta: Tensor, x: Tensor) -> Product:
 
 
 def free_excess(M: Tensor, G: Tensor) -> Product:
-    """What GPM takes off G: T M'."""
+    """The part that GPM takes off G: T M'."""
     return Product(product(G, M).mT, M.mT)
 
 
@@ -264,7 +264,7 @@ def dense_pays(b: int, K: int, g: int, o: int, n: int, m: int) -> bool:
 
 
 def dense_costs(b: int, K: int, g: int, o: int, n: int) -> dict[Form, int]:
-    """As `costs`, for whole matrices."""
+    """Costs like `costs`, for whole matrices."""
     gradient = b * o * n + (1 + K) * o * n * (n + o)
     factored = (1 + K) * b * (n * n + o * o + o * n)
     return {"gradient": g * gradient, "factored": g * factored}

@@ -1,4 +1,4 @@
-"""What becomes of every trainable part of a model: protected, frozen, per task, or left alone."""
+"""The plan for every trainable part of a model: protected, frozen, per task, or left alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .layers import Layer, Refusal, Site, Slot, join
 
 @dataclass
 class Plan:
-    """What the learner does with every trainable part of a model."""
+    """The treatment of every trainable part of a model."""
 
     layers: dict[str, Layer]
     norms: dict[str, nn.Module]

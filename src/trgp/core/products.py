@@ -34,7 +34,7 @@ def plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
 
 
 def into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
-    """The same where X is not needed any more: it becomes the result, if it is no batched one."""
+    """X + A B where X is not needed any more: it becomes the result, unless it is batched."""
     if is_batchedtensor(X):
         return plus_product(X, A, B, alpha)
     if len(A) > 1:
@@ -44,7 +44,7 @@ def into_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
 
 
 class _Stacked(torch.autograd.Function):
-    """What vmap has no good rule for. Only called under it, which does not come to `forward`."""
+    """Products that vmap has no good rule for; called under vmap only, which skips `forward`."""
 
     @staticmethod
     def forward(*given: Any) -> Tensor:
@@ -56,7 +56,7 @@ class _Stacked(torch.autograd.Function):
 
 
 class _StackedProduct(_Stacked):
-    """Of runs, by the kernels of this package where they fit."""
+    """Products of several runs, by the kernels of this package where they fit."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, A: Tensor, B: Tensor) -> Any:

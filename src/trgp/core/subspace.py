@@ -68,7 +68,7 @@ def first_ranks(gram: Gram, thresholds: Sequence[float]) -> list[Tensor]:
 
 
 def _energies(M: Tensor, ranks: Tensor, gram: Gram) -> tuple[Tensor, Tensor, Tensor]:
-    """What each old direction and each one outside of them holds of A's energy (g, m + k).
+    """The energy of A in each old direction and in each one outside of them (g, m + k).
 
     Also the directions outside (g, n, k), and all of the energy (g,).
     """
@@ -160,7 +160,7 @@ def _outside(A: Tensor, AM: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outside_few(R: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of A = R R' where R has few columns, by what is outside of R itself."""
+    """The energies outside span(M) of A = R R' where R has few columns, from R itself."""
     rest = R - M @ (M.mT @ R)
     values, vectors = eigh(rest.mT @ rest)
     lengths = values.clamp_min(torch.finfo(R.dtype).tiny).sqrt()

@@ -103,7 +103,7 @@ def _argument(
 def _attention_output(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    """What the output projection is applied to: the attention itself, projected by the identity.
+    """The output projection's input: the attention itself, projected by the identity.
 
     The projection is called as a function inside the attention, where no hook can see its input.
     """

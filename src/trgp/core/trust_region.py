@@ -45,6 +45,6 @@ def trust_region(squared: Mapping[J, float], total: float, epsilon: float, top_k
 
 
 def total_over(layers: Sequence[Mapping[J, float]]) -> dict[J, float]:
-    """The same squared norms for the gradient of all layers together (a task-wise trust region)."""
+    """Squared norms for the gradient of all layers together (a task-wise trust region)."""
     tasks = dict.fromkeys(j for layer in layers for j in layer)
     return {j: sum(layer.get(j, 0.0) for layer in layers) for j in tasks}

@@ -1,4 +1,4 @@
-"""What rules for vmap of our own share: torch's would take many small kernels for one."""
+"""Helpers of our own vmap rules: torch's would take many small kernels for one."""
 
 from typing import Any
 

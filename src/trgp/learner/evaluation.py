@@ -22,7 +22,7 @@ Metric = Callable[[nn.Module, Any, TaskId], float | Tensor]
 
 @dataclass(frozen=True)
 class Scores:
-    """What `evaluate` measured after each task; print it.
+    """Measurements of `evaluate` after each task; print them.
 
     `rows[i]` are the scores of the first i + 1 tasks after learning the last of them, empty where
     nothing was measured then.

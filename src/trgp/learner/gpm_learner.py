@@ -445,7 +445,7 @@ class GPM:
         return next(iter(self._state.plan.layers.values())).weight.param.device
 
     def _to_train(self) -> dict[str, nn.Parameter]:
-        """What must be trained: trainable, and not left to the user."""
+        """Parameters to train: trainable, and not left to the user."""
         named = self._state.bare.named_parameters()
         return {n: p for n, p in named if p.requires_grad and not matches(n, self.exclude)}
 

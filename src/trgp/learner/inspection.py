@@ -1,4 +1,4 @@
-"""What a learner would make of a model, told before anything is learnt."""
+"""A report of how a learner would treat a model, before anything is learnt."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -23,7 +23,7 @@ KINDS = {"S": "scalings", "D": "shift", "P": "parts"}
 
 
 class Learner(Protocol):
-    """What a file needs of a learner."""
+    """The part of a learner that a file needs."""
 
     functions: ClassVar[tuple[str, ...]]  # options that may be functions
     plain: ClassVar[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""What a learner knows, as one value that one assignment replaces, and what its model holds.
+"""A learner's knowledge, one value that one assignment replaces, and its model's contents.
 
 Whatever fails half-way, at any line, leaves `known` as it was; with it lies the snapshot that puts
 the model back.
@@ -130,7 +130,7 @@ class LearnerState:
 
     @property
     def frozen(self) -> Mapping[str, nn.Parameter]:
-        """What was frozen after the first task."""
+        """Parameters frozen after the first task, by name."""
         return self.known.frozen
 
     @property

@@ -1,4 +1,4 @@
-"""What the learner asks of a task's id, of the model between calls, and of trained weights."""
+"""Checks of a task's id, of the model between calls, and of trained weights."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ def put_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 def trained(layers: Mapping[str, Layer], guards: Mapping[str, LayerGuard]) -> None:
-    """What training has left must be finite, and of a sensible size inside the trust region."""
+    """Refuse weights that are not finite, or far too large inside the trust region."""
     for name, guard in guards.items():
         K, C = guard.K, guard.region.C
         if guard.region.blocks and not float((K - C).norm()) < DIVERGED * float(C.norm() + 1):

@@ -1,4 +1,4 @@
-"""What becomes of every parameter of a model under a plan, why, and how to have it otherwise."""
+"""The fate of every parameter of a model under a plan, the reason, and how to change it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Verdict = Literal["protected", "frozen", "copied", "left alone", "refused"]
 
 
 class Fate(NamedTuple):
-    """What becomes of a parameter."""
+    """The fate of a parameter."""
 
     verdict: Verdict
     why: str

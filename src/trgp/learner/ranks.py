@@ -48,7 +48,7 @@ def largest(value: float, device: torch.device) -> float:
 
 
 def from_first(decide: Callable[[], T], device: torch.device) -> T:
-    """What rank 0 decides, for all ranks: anything that JSON can say."""
+    """Share a decision of rank 0 with all ranks: anything that JSON can say."""
     if world_size() == 1:
         return decide()
     with agreed(device):

@@ -62,7 +62,7 @@ class GuardedTask:
 
 
 class Guarded(Protocol):
-    """What a learner knows that the guard has to."""
+    """The part of a learner's knowledge that the guard needs."""
 
     def reshard(self) -> None:
         """Put every parameter in its place."""
@@ -81,7 +81,7 @@ class Guarded(Protocol):
 
     @property
     def frozen(self) -> Mapping[str, nn.Parameter]:
-        """What must not train again."""
+        """Parameters that must not train again."""
 
     @property
     def shared(self) -> Mapping[str, nn.Parameter]:
@@ -120,7 +120,7 @@ class UpdateGuard:
 
     @property
     def known(self) -> Guarded | None:
-        """What the learner knows, as long as there is one that has not been detached."""
+        """The learner's knowledge, unless it is gone or detached."""
         return None if self._stopped else self._known()
 
     def stop(self) -> None:
