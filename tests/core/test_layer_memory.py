@@ -81,7 +81,8 @@ def test_a_change_known_by_scalings_keeps_them_where_they_are_smaller(
     for j, r in enumerate(ranks):
         case.memory.masks[j] = torch.stack([torch.randperm(6) < r for _ in range(2)])
     scalings = case.some_scalings()
-    change = Change.of(case.trusted, scalings, case.memory)
+    full = Change(case.trusted, scalings)
+    change = Change.of_shift(case.trusted, full.coordinates(case.memory), case.memory) or full
     expected = case.scaled(scalings)
     assert_close(case.W + change.coordinates(case.memory) @ case.memory.M.mT, expected)
     union = int(torch.stack([*case.memory.masks.values()]).any(0).sum(1).max())

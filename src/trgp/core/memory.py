@@ -156,12 +156,6 @@ class Change:
     parts: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, trusted: list[TaskId], scalings: Sequence[Tensor], memory: Memory) -> "Change":
-        """Hold a change that is known by its scalings."""
-        full = cls(trusted, [S.detach().to(memory.C, copy=True) for S in scalings])
-        return cls.of_shift(trusted, full.coordinates(memory), memory) or full
-
-    @classmethod
     def of_shift(cls, trusted: list[TaskId], D: Tensor, memory: Memory) -> "Change | None":
         """Hold D = K - C (g, o, m) by its columns, or return None if scalings would be smaller."""
         columns = columns_of(D, cls(trusted, []).union(memory))
